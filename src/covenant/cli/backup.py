@@ -13,10 +13,10 @@ from typing import IO, TYPE_CHECKING, Final
 import click
 
 import covenant
-from covenant.cli.daemon_client import DaemonClient, read_token
-from covenant.cli.options import given_before, given_home, home_option, json_option, token_option
-from covenant.cli.terminal import Failure, json_shape, put, put_json, say
-from covenant.daemon.environment import environment, now_ms
+from covenant.cli.daemon_client import connect
+from covenant.cli.options import given_before, given_home, home_option, local_command, token_option
+from covenant.cli.terminal import Failure, Output, put, say
+from covenant.daemon.environment import now_ms
 from covenant.model.errors import CovenantError, HomeLocked
 
 if TYPE_CHECKING:
@@ -28,19 +28,18 @@ COPY_S: Final = 3_600.0
 STDIO: Final = "-"
 
 
-@click.command("backup", epilog=json_shape("backup", "file", "backup_id", "position", "made_at_ms", "bytes"))
+@local_command(None, "backup", "backup", "file", "backup_id", "position", "made_at_ms", "bytes")
 @click.argument("file", type=click.Path(dir_okay=False))
 @home_option("The home to back up.")
 @token_option
-@json_option()
-def backup(*, file: str, home: str | None, token_file: str | None, as_json: bool) -> None:
+def backup(output: Output, *, file: str, home: str | None, token_file: str | None) -> None:
     """Write the home into FILE: the ledger as it is at one position, the settings, agents, keys and the token.
 
     A running daemon keeps working; everything that it acknowledged before is in the file. The home of a
     stopped daemon is opened as a start would open it. FILE is for its owner alone and holds the home's secrets; `-`
     writes it to standard output.
     """
-    if file == STDIO and as_json:
+    if file == STDIO and output.json:
         raise click.UsageError(
             "standard output cannot be both the backup and a JSON object; name a FILE, or leave out --json"
         )
@@ -52,10 +51,8 @@ def backup(*, file: str, home: str | None, token_file: str | None, as_json: bool
         raise Failure("cannot_write", f"{error.filename or file}: {error.strerror or error}") from error
     except CovenantError as error:
         raise Failure("backup_failed", str(error)) from error
-    if as_json:
-        fields = {"backup_id": manifest.backup_id, "position": manifest.position, "made_at_ms": manifest.made_at_ms}
-        put_json({"kind": "backup", "file": file, **fields, "bytes": size})
-    elif file != STDIO:
+    fields = {"backup_id": manifest.backup_id, "position": manifest.position, "made_at_ms": manifest.made_at_ms}
+    if not output.answer({"file": file, **fields, "bytes": size}) and file != STDIO:
         put(f"backed up {folder} at position {manifest.position} to {file} ({size / (1 << 20):,.1f} MiB)")
         say("it holds the home's keys and token: keep it where only you can read it")
 
@@ -94,7 +91,7 @@ def _staged(home: Path, token_file: str | None) -> Iterator[StagedBackup]:
 def _staged_by_daemon(home: Path, token_file: str | None) -> Iterator[StagedBackup]:
     from covenant.ledger.embedded.backup_file import StagedBackup
 
-    with DaemonClient(home, read_token(home, token_file, environment())) as client:
+    with connect(home, token_file) as client:
         answer = client.ask("begin_backup", within_s=COPY_S)
         del answer["kind"]
         staged = StagedBackup(**answer)
@@ -132,9 +129,7 @@ def _write(file: str, home: Path, staged: StagedBackup) -> tuple[Manifest, int]:
     return manifest, size
 
 
-@click.command(
-    "restore", epilog=json_shape("restore", "home", "backup_id", "position", "incarnation", "queued", "in_flight")
-)
+@local_command(None, "restore", "restore", "home", "backup_id", "position", "incarnation", "queued", "in_flight")
 @click.argument("file", type=click.Path(dir_okay=False))
 @home_option("The home to make. It must not be there yet, or be empty.")
 @click.option(
@@ -143,8 +138,7 @@ def _write(file: str, home: Path, staged: StagedBackup) -> tuple[Manifest, int]:
     help="A folder with the segments that backup.command has shipped since.",
 )
 @click.option("--until", metavar="POSITION|TIME", help="Where to end: a position, or a time such as 2026-01-31T12:00Z.")
-@json_option()
-def restore(*, file: str, home: str | None, segments: Path | None, until: str | None, as_json: bool) -> None:
+def restore(output: Output, *, file: str, home: str | None, segments: Path | None, until: str | None) -> None:
     """Make a home from FILE, which `covenant backup` wrote; `-` reads it from standard input.
 
     Every file is compared with its hash, and the ledger is opened and checked. With --segments it goes on from the
@@ -161,10 +155,15 @@ def restore(*, file: str, home: str | None, segments: Path | None, until: str | 
     folder = given_home(home)
     with _opened(file) as source:
         done = asyncio.run(_restore(source, folder, segments, end))
-    fields = {"backup_id": done.manifest.backup_id, "position": done.incarnation.position}
-    if as_json:
-        counts = {"queued": done.counts.queued, "in_flight": done.counts.leased}
-        put_json({"kind": "restore", "home": str(folder), **fields, "incarnation": done.incarnation.id, **counts})
+    fields = {
+        "home": str(folder),
+        "backup_id": done.manifest.backup_id,
+        "position": done.incarnation.position,
+        "incarnation": done.incarnation.id,
+        "queued": done.counts.queued,
+        "in_flight": done.counts.leased,
+    }
+    if output.answer(fields):
         return
     put(f"restored {folder} at position {done.incarnation.position}")
     say(f"{done.counts.queued} task(s) are queued there, and {done.counts.leased} were at work")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from covenant.cli.daemon_client import DaemonClient, complete_agents, complete_tasks, read_token, read_token_file
+from covenant.cli.daemon_client import complete_agents, complete_tasks, connect, read_token, read_token_file
 from covenant.cli.options import (
     CommandGroup,
     Duration,
@@ -19,10 +19,10 @@ from covenant.cli.options import (
     given_before,
     given_home,
     home_option,
-    json_option,
+    local_command,
     read_text,
 )
-from covenant.cli.terminal import ExitCode, Failure, Unreachable, brief, json_shape, put, put_json, say
+from covenant.cli.terminal import ExitCode, Failure, Output, Unreachable, brief, put, say
 from covenant.daemon.environment import environment
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ card: Final = CommandGroup("card", help="Agent cards, of any agent.", no_args_is
 
 
 def remote_command(function: Function) -> Function:
-    """Adds the options for calls to a command, which gets them as `Options` in its first argument."""
+    """Adds the options for calls to a command, which gets them as `Options` in its second argument."""
 
     @click.option("--token-env", metavar="NAME", help="The environment variable with the agent's token.")
     @click.option("--token-file", metavar="FILE", help="The file with the agent's token.")
@@ -54,9 +54,9 @@ def remote_command(function: Function) -> Function:
         "--header", "headers", multiple=True, metavar="NAME:VALUE", help="A header to send, only to this host."
     )
     @home_option("Where a2a_agents.json is.")
-    @json_option()
     @wraps(function)
     def run(
+        output: Output,
         *,
         target: str,
         token_env: str | None,
@@ -74,7 +74,7 @@ def remote_command(function: Function) -> Function:
             target = own_url
             token = read_token(folder, token_file, environment()) if token_env is None else token
             if 0 < len(own.get("task_id") or "") < ID_LENGTH and token_file is None and token_env is None:
-                with DaemonClient(folder, read_token(folder, None, environment())) as client:
+                with connect(folder) as client:
                     own["task_id"] = client.ask("show_a2a_task", task_id=own["task_id"])["task"]["id"]
         options = Options(
             token=token,
@@ -85,7 +85,7 @@ def remote_command(function: Function) -> Function:
             meant=True,
         )
         try:
-            function(options, target=target, **own)
+            function(output, options, target=target, **own)
         except Failure as failure:
             if own_url is None or failure.code != NO_AGENT or own.get("task_id"):
                 raise
@@ -98,9 +98,7 @@ def remote_command(function: Function) -> Function:
     return run
 
 
-@click.command(
-    "call", epilog=json_shape("remote_reply", "state", "text", "task_id", "context_id", "artifacts", "usage", "way")
-)
+@local_command(None, "call", "remote_reply", "state", "text", "task_id", "context_id", "artifacts", "usage", "way")
 @click.argument("target", metavar="NAME|URL", shell_complete=complete_agents)
 @click.argument("message")
 @click.option("--stream", "as_it_comes", is_flag=True, help="Write the answer as it comes.")
@@ -119,7 +117,7 @@ def remote_command(function: Function) -> Function:
 @click.option("--key", "idempotency_key", help="Idempotency key: a repeated send under it is the same task.")
 @remote_command
 def call(
-    options: Options, *, target: str, message: str, as_json: bool, as_it_comes: bool, poll: bool, **given: Any
+    output: Output, options: Options, *, target: str, message: str, as_it_comes: bool, poll: bool, **given: Any
 ) -> None:
     """Send MESSAGE to an agent, and wait for its answer; `-` reads the message from standard input.
 
@@ -130,7 +128,7 @@ def call(
     text = read_text(message)
     timeout_ms = given.pop("timeout_ms")
     given |= {"timeout_s": timeout_ms / 1000 if timeout_ms is not None else None, "stream": False if poll else None}
-    progress = Progress(live=as_it_comes and not as_json)
+    progress = Progress(live=as_it_comes and not output.json)
 
     async def converse() -> tuple[Reply, str]:
         from covenant.daemon.connect import open_remote
@@ -147,19 +145,17 @@ def call(
         if failure.code != TIMED_OUT or not progress.said:
             raise
         raise Failure(failure.code, f"{failure.message}; its last status: {progress.said}") from failure
-    if as_json:
-        put_json(_reply_object(reply, way))
-    else:
+    if not output.answer(_reply_object(reply, way)):
         progress.end(reply)
     if not reply.ok:
         raise click.exceptions.Exit(ExitCode.REFUSED)
 
 
-@card.command("get", epilog=json_shape("remote_card", "url", "card", "ways", "signed_by"))
+@local_command(card, "get", "remote_card", "url", "card", "ways", "signed_by")
 @click.argument("target", metavar="NAME|URL", shell_complete=complete_agents)
 @click.option("--verify", is_flag=True, help="Demand a signature by a key from the card's own host, and check it.")
 @remote_command
-def get(options: Options, *, target: str, as_json: bool, verify: bool) -> None:
+def get(output: Output, options: Options, *, target: str, verify: bool) -> None:
     """Fetch an agent's card and show it: its name, its skills and its interfaces.
 
     The agent is named by its URL, by the URL of its card, or by a name: one in a2a_agents.json, else that of an agent
@@ -172,11 +168,9 @@ def get(options: Options, *, target: str, as_json: bool, verify: bool) -> None:
         return await open_card(target, options, verify=verify)
 
     found = _run(fetch, target, options)
-    if as_json:
-        put_json(_card_object(found))
-        return
-    for line in _card_lines(found):
-        put(line)
+    if not output.answer(_card_object(found)):
+        for line in _card_lines(found):
+            put(line)
 
 
 class Progress:
@@ -278,7 +272,6 @@ def _reply_object(reply: Reply, way: str) -> dict[str, Any]:
     import msgspec
 
     return {
-        "kind": "remote_reply",
         "state": reply.state.value,
         "text": reply.text,
         "task_id": reply.task_id,
@@ -293,7 +286,6 @@ def _card_object(found: RemoteCard) -> dict[str, Any]:
     import msgspec
 
     return {
-        "kind": "remote_card",
         "url": found.url,
         "card": found.fields,
         "ways": msgspec.to_builtins(found.ways),
@@ -378,7 +370,7 @@ def _mailbox_of(own_url: str, home: Path) -> str | None:
     """The identity of the mailbox with the name of this agent, if the operator of this home sees one."""
     name = own_url.rpartition("/")[2]
     try:
-        with DaemonClient(home, read_token(home, None, environment())) as client:
+        with connect(home) as client:
             found = client.ask("list_identities", limit=1, prefix=f"{name}@", status="live")["identities"]
     except Failure:
         return None

@@ -214,6 +214,9 @@ class Invocation(Output):
         self._answered = True
         return answer
 
+    def wait_closed(self, within_s: float) -> None:
+        self._client.wait_closed(within_s)
+
     def ask_waiting(self, kind: str, wait_ms: int | None, **fields: Any) -> Answer:
         """Send a request that the daemon may take `wait_ms` to answer."""
         return self.ask(kind, within_s=ANSWER_S + (wait_ms or 0) / 1000, wait_ms=wait_ms, **fields)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from covenant.cli.options import given_home, home_option, json_option
-from covenant.cli.terminal import Failure, json_shape, put, put_json, say
+from covenant.cli.options import given_home, home_option, local_command
+from covenant.cli.terminal import Failure, Output, say
 from covenant.daemon.environment import environment, now_ms
 from covenant.model.errors import CovenantError, HomeLocked
 
@@ -17,11 +17,10 @@ if TYPE_CHECKING:
     from covenant.daemon.keystore import Keystore
 
 
-@click.command("rotate-identity", epilog=json_shape("identity_rotated", "home", "before", "id", "compromised"))
+@local_command(None, "rotate-identity", "identity_rotated", "home", "before", "id", "compromised")
 @home_option("The home with the keys.")
 @click.option("--compromised", is_flag=True, help="The old key may be stolen: it also signs its own revocation.")
-@json_option()
-def rotate_identity(*, home: str | None, compromised: bool, as_json: bool) -> None:
+def rotate_identity(output: Output, *, home: str | None, compromised: bool) -> None:
     """Give this instance another identity key, which the old one names as its successor.
 
     The daemon must not run. After its next start it tells every peer; peers that poll find out at their next call. They
@@ -40,19 +39,16 @@ def rotate_identity(*, home: str | None, compromised: bool, as_json: bool) -> No
         raise Failure("daemon_runs", f"{running}; stop it first: it speaks under the key that it has") from None
     except (CovenantError, OSError) as error:
         raise Failure("cannot_change", f"{error}") from error
-    if as_json:
-        said = {"home": str(folder), "before": before, "id": now, "compromised": compromised}
-        put_json({"kind": "identity_rotated", **said})
+    if output.answer({"home": str(folder), "before": before, "id": now, "compromised": compromised}):
         return
     say(f"this instance was {before}")
     say(f"and is {now} from its next start on; it tells its peers then")
     say("make a backup now: one from before has the old key")
 
 
-@click.command("revocation", epilog=json_shape("revocation", "id", "statement"))
+@local_command(None, "revocation", "revocation", "id", "statement")
 @home_option("The home with the keys.")
-@json_option()
-def revocation(*, home: str | None, as_json: bool) -> None:
+def revocation(output: Output, *, home: str | None) -> None:
     """Print a signed revocation of this instance's identity key. Keep it in a safe place, in case the key is stolen.
 
     A peer that gets it (POST /api/v1/a2a/identity, no token) refuses everything under that key.
@@ -63,10 +59,7 @@ def revocation(*, home: str | None, as_json: bool) -> None:
         own_id, statement = write_revocation(_open(given_home(home)), now_ms())
     except (CovenantError, OSError, ValueError) as error:
         raise Failure("no_key", f"{error}") from error
-    if as_json:
-        put_json({"kind": "revocation", "id": own_id, "statement": statement})
-    else:
-        put(statement)
+    output.show({"id": own_id, "statement": statement}, statement)
 
 
 def _open(folder: Path) -> Keystore:

@@ -9,8 +9,8 @@ from typing import Any, Final, TypeVar
 import click
 
 from covenant.cli.daemon_client import Invocation, daemon_command
-from covenant.cli.options import CommandGroup, Function, given_before, home_option, json_option
-from covenant.cli.terminal import Failure, ago, json_shape, print_table, put, put_json, say
+from covenant.cli.options import CommandGroup, Function, given_before, home_option, local_command
+from covenant.cli.terminal import Failure, Output, ago, print_table, say
 from covenant.daemon.environment import PASSPHRASE_VARIABLE, environment
 from covenant.daemon.settings import Settings
 from covenant.daemon.settings_loader import load
@@ -40,11 +40,10 @@ def _row(node: dict[str, Any]) -> tuple[str, ...]:
     return style, node["node"], state, *times, str(node["leases"]), node["boot"][:8]
 
 
-@ledger.command("init", epilog=json_shape("ledger_init", "home", "level", "shared"))
+@local_command(ledger, "init", "ledger_init", "home", "level", "shared")
 @url_option
 @home_option("The home of the first daemon.")
-@json_option()
-def init(*, url: str | None, home: str | None, as_json: bool) -> None:
+def init(output: Output, *, url: str | None, home: str | None) -> None:
     """Prepare an empty database for several daemons, without serving: its tables, and the instance's key and operator.
 
     The key and the operator's token are made in the home. With COVENANT_PASSPHRASE they are also left in the database,
@@ -54,14 +53,10 @@ def init(*, url: str | None, home: str | None, as_json: bool) -> None:
     """
     settings = _settings(url, home)
     level, is_shared = _run(lambda: _init(settings))
-    if as_json:
-        put_json({"kind": "ledger_init", "home": str(settings.home), "level": level, "shared": is_shared})
-        return
-    put(f"the database is ready, at level {level}")
-    if is_shared:
-        say(f"daemons with an empty home and the same {PASSPHRASE_VARIABLE} take key and token from the database")
-    else:
-        say(f"copy identity/local.key and operator.token from {settings.home} into the home of each other daemon")
+    share = f"daemons with an empty home and the same {PASSPHRASE_VARIABLE} take key and token from the database"
+    copy = f"copy identity/local.key and operator.token from {settings.home} into the home of each other daemon"
+    answer = {"home": str(settings.home), "level": level, "shared": is_shared}
+    output.show(answer, f"the database is ready, at level {level}", share if is_shared else copy)
 
 
 async def _init(settings: Settings) -> tuple[int, bool]:
@@ -77,45 +72,39 @@ async def _init(settings: Settings) -> tuple[int, bool]:
     return level, find_passphrase(environment()) is not None
 
 
-@ledger.command("migrate", epilog=json_shape("ledger_migrated", "before", "level"))
+@local_command(ledger, "migrate", "ledger_migrated", "before", "level")
 @url_option
 @home_option("The home whose settings name the database.")
-@json_option()
-def migrate(*, url: str | None, home: str | None, as_json: bool) -> None:
+def migrate(output: Output, *, url: str | None, home: str | None) -> None:
     """Raise the database's schema to the level of this version. A daemon does the same when it starts."""
     settings = _settings(url, home)
     before, level = _run(lambda: _admin().migrate_database(settings.ledger.url))
-    if as_json:
-        put_json({"kind": "ledger_migrated", "before": before, "level": level})
-    else:
-        put(f"the schema is at level {level}" + ("" if before == level else f"; it was at {before}"))
+    change = "" if before == level else f"; it was at {before}"
+    output.show({"before": before, "level": level}, f"the schema is at level {level}{change}")
 
 
-@ledger.command("restored", epilog=json_shape("ledger_restored", "fenced"))
+@local_command(ledger, "restored", "ledger_restored", "fenced")
 @url_option
 @home_option("The home whose settings name the database.")
-@json_option()
-def restored(*, url: str | None, home: str | None, as_json: bool) -> None:
+def restored(output: Output, *, url: str | None, home: str | None) -> None:
     """Declare that the database was restored, or that a standby without the last commits took over.
 
     All running daemons are fenced, because their state may be newer than the database. They start again from the state
     of the database. Writes that were acknowledged after that moment are lost: work that was done since may be done
     again.
     """
+    from covenant.daemon.wiring.postgres_storage import mark_restored
+
     settings = _settings(url, home)
-    fenced: int = _run(lambda: _restored(settings))
-    if as_json:
-        put_json({"kind": "ledger_restored", "fenced": fenced})
-    else:
-        put(f"{fenced} run(s) of daemons are fenced; those that still run start again")
+    fenced = _run(lambda: mark_restored(settings))
+    output.show({"fenced": fenced}, f"{fenced} run(s) of daemons are fenced; those that still run start again")
 
 
-@ledger.command("move", epilog=json_shape("ledger_moved", "direction", "home", "moved"))
+@local_command(ledger, "move", "ledger_moved", "direction", "home", "moved")
 @click.option("--out", is_flag=True, help="Move from the database into the home instead.")
 @url_option
 @home_option("The home that the ledger is in, or comes to.")
-@json_option()
-def move(*, out: bool, url: str | None, home: str | None, as_json: bool) -> None:
+def move(output: Output, *, out: bool, url: str | None, home: str | None) -> None:
     """Move the ledger of a home into an empty database, or out of a database into a home.
 
     Everything is moved: tasks with their history, results, tenants, tokens, grants, agents, push configurations, peers,
@@ -123,30 +112,18 @@ def move(*, out: bool, url: str | None, home: str | None, as_json: bool) -> None
     success. The source stays as it is, marked so that no daemon serves it. If a move was interrupted, run the same
     command again to finish it.
     """
+    from covenant.daemon.wiring.postgres_storage import move_ledger
+
     settings = _settings(url, home)
-    moved: Mapping[str, Any] = _run(lambda: _move(settings, out=out))
-    if as_json:
-        rows = [{"what": kind, "count": each.count, "digest": each.digest} for kind, each in moved.items()]
-        direction = "out" if out else "in"
-        put_json({"kind": "ledger_moved", "direction": direction, "home": str(settings.home), "moved": rows})
+    moved: Mapping[str, Any] = _run(lambda: move_ledger(settings, out=out))
+    rows = [{"what": kind, "count": each.count, "digest": each.digest} for kind, each in moved.items()]
+    if output.answer({"direction": "out" if out else "in", "home": str(settings.home), "moved": rows}):
         return
     print_table(("what", "count", "digest"), [("", kind, str(m.count), m.digest[:16]) for kind, m in moved.items()])
     if out:
         say(f"the ledger is in {settings.home}; remove ledger.url from its settings, and start the daemon there")
     else:
         say(f"the ledger is in the database; {settings.home} keeps the old files, and serves them no more")
-
-
-async def _move(settings: Settings, *, out: bool) -> Mapping[str, Any]:
-    from covenant.daemon.wiring.postgres_storage import move_ledger
-
-    return await move_ledger(settings, out=out)
-
-
-async def _restored(settings: Settings) -> int:
-    from covenant.daemon.wiring.postgres_storage import mark_restored
-
-    return await mark_restored(settings)
 
 
 def _admin() -> Any:

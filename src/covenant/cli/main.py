@@ -20,7 +20,7 @@ PLACES: Final = {
     "serve": "serve.serve",
     "ui": "serve.ui",
     "a2a": "tasks.a2a",
-    "logs": "task_queries.logs_command",
+    "logs": "task_queries.logs",
     "attention": "task_queries.attention",
     "capabilities": "capability_grants.capabilities",
     "audit": "audit.audit",
@@ -90,7 +90,7 @@ def version(*, as_json: bool) -> None:
 
 @local_command(None, "completion", "completion", "shell", "script")
 @click.argument("shell", type=click.Choice(SHELLS))
-def completion(out: Output, *, shell: str) -> None:
+def completion(output: Output, *, shell: str) -> None:
     """Print the script that makes a shell complete commands, task ids, agents and identities.
 
     \b
@@ -103,7 +103,7 @@ def completion(out: Output, *, shell: str) -> None:
     made = get_completion_class(shell)
     assert made is not None
     script = made(command, {}, "covenant", "_COVENANT_COMPLETE").source()
-    out.show({"shell": shell, "script": script}, script)
+    output.show({"shell": shell, "script": script}, script)
 
 
 def main() -> None:

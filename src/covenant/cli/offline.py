@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from covenant.cli.daemon_client import DaemonClient, read_token
+from covenant.cli.daemon_client import connect
 from covenant.cli.options import (
     CommandGroup,
     given_before,
     given_home,
     home_option,
-    json_option,
+    local_command,
     near,
     program,
     token_option,
 )
-from covenant.cli.terminal import ExitCode, Failure, Unreachable, json_shape, print_table, put, put_json, say
+from covenant.cli.terminal import ExitCode, Failure, Output, Unreachable, print_table, put, say
 from covenant.daemon.environment import PASSPHRASE_FILE_VARIABLE, PASSPHRASE_VARIABLE, environment
 from covenant.model.errors import CovenantError
 
@@ -46,11 +46,10 @@ async def greet(turn: Turn):
 settings: Final = CommandGroup("settings", help="Settings: their values and sources.", no_args_is_help=True)
 
 
-@click.command("init", epilog=json_shape("init", "home", "files"))
+@local_command(None, "init", "init", "home", "files")
 @click.argument("file", type=click.Path(path_type=Path), default=AGENTS_FILE, metavar="[FILE]")
 @home_option("The home that the settings are for.")
-@json_option()
-def init(*, file: Path, home: str | None, as_json: bool) -> None:
+def init(output: Output, *, file: Path, home: str | None) -> None:
     """Write a commented settings.toml into the home, and a first agent into FILE (default: agents.py).
 
     An existing file is left as it is. Everything in settings.toml is commented out, so it changes nothing.
@@ -67,9 +66,7 @@ def init(*, file: Path, home: str | None, as_json: bool) -> None:
         raise Failure("unsafe_home", str(error)) from error
     except OSError as error:
         raise Failure("cannot_write", f"{error.filename or file}: {error.strerror}") from error
-    if as_json:
-        files = [{"path": str(path), "new": new} for path, new in written]
-        put_json({"kind": "init", "home": str(folder), "files": files})
+    if output.answer({"home": str(folder), "files": [{"path": str(path), "new": new} for path, new in written]}):
         return
     for path, new in written:
         put(f"wrote {near(path)}" if new else f"{near(path)} is there already, and stays as it is")
@@ -88,24 +85,21 @@ def _write_new(path: Path, text: str) -> bool:
     return True
 
 
-@settings.command("show", epilog=json_shape("settings", "shown_from", "settings"))
+@local_command(settings, "show", "settings", "shown_from", "settings")
 @home_option("The home whose daemon is asked, or whose settings.toml is read.", fallback=False)
 @token_option
 @click.option("--files", is_flag=True, help="Show the settings that the next start would use, even if a daemon runs.")
-@json_option()
-def show_settings(*, home: str | None, token_file: str | None, files: bool, as_json: bool) -> None:
+def show_settings(output: Output, *, home: str | None, token_file: str | None, files: bool) -> None:
     """Show every setting: its value, the source of the value, and its meaning.
 
     Shows the settings in force in the running daemon. If none runs, shows those of settings.toml and the environment.
     An invalid value is then an error, as it is for `covenant serve`.
     """
-    home = given_before("home", home)
-    found = None if files else _settings_in_force(home, given_before("token_file", token_file))
+    found = None if files else _settings_in_force(given_home(home), given_before("token_file", token_file))
     shown_from = "files" if found is None else "daemon"
     if found is None:
-        found = _settings_in_files(home)
-    if as_json:
-        put_json({"kind": "settings", "shown_from": shown_from, "settings": found})
+        found = _settings_in_files(given_before("home", home))
+    if output.answer({"shown_from": shown_from, "settings": found}):
         return
     made = []
     for row in found:
@@ -118,11 +112,10 @@ def show_settings(*, home: str | None, token_file: str | None, files: bool, as_j
         say("these are of settings.toml and the environment" + ("" if files else ": no daemon answers in this home"))
 
 
-def _settings_in_force(home: str | None, token_file: str | None) -> list[dict[str, Any]] | None:
+def _settings_in_force(home: Path, token_file: str | None) -> list[dict[str, Any]] | None:
     """None: no daemon answers."""
-    folder, variables = given_home(home), environment()
     try:
-        with DaemonClient(folder, read_token(folder, token_file, variables)) as client:
+        with connect(home, token_file) as client:
             found: list[dict[str, Any]] = client.ask("show_settings")["settings"]
             return found
     except Unreachable:
@@ -140,13 +133,12 @@ def _settings_in_files(home: str | None) -> list[dict[str, Any]]:
     return [row._asdict() for row in rows(loaded)]
 
 
-@click.command("doctor", epilog=json_shape("doctor", "home", "well", "findings", "losses", "set_aside"))
+@local_command(None, "doctor", "doctor", "home", "well", "findings", "losses", "set_aside")
 @home_option("The home to look at.")
 @click.option("--accept-loss", is_flag=True, help="Repair a damaged ledger without the records that are lost.")
 @click.option("--rebuild-archive", is_flag=True, help="Make the archive agree with the journal again. Loses nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask before records are dropped.")
-@json_option()
-def doctor(*, home: str | None, accept_loss: bool, rebuild_archive: bool, yes: bool, as_json: bool) -> None:
+def doctor(output: Output, *, home: str | None, accept_loss: bool, rebuild_archive: bool, yes: bool) -> None:
     """Check a home for everything that would make a start fail. Changes nothing.
 
     Exits with 1 if something is wrong, and says what to do. If records are damaged or missing, --accept-loss lists
@@ -160,14 +152,13 @@ def doctor(*, home: str | None, accept_loss: bool, rebuild_archive: bool, yes: b
     folder = given_home(home)
     checkup = check(folder, environment())
     report: dict[str, Any] = {
-        "kind": "doctor",
         "home": str(folder),
         "well": checkup.well,
         "findings": [finding._asdict() for finding in checkup.findings],
         "losses": [loss._asdict() for loss in checkup.salvage.losses] if checkup.salvage else [],
         "set_aside": None,
     }
-    if not as_json:
+    if not output.json:
         _show_checkup(checkup)
     mended = False
     try:
@@ -186,8 +177,7 @@ def doctor(*, home: str | None, accept_loss: bool, rebuild_archive: bool, yes: b
     except sqlite3.Error as error:
         way_out = "move archive.db and archive.db-wal out of the home, and give up their history: doctor --accept-loss"
         raise Failure("not_mended", f"the archive could not be mended: {error}; {way_out}") from error
-    if as_json:
-        put_json(report)
+    output.answer(report)
     if not checkup.well and not mended:
         raise click.exceptions.Exit(ExitCode.REFUSED)
 
@@ -239,14 +229,13 @@ def _show_losses(salvage: Salvage) -> None:
     say("A task whose lease or result was in one of them is back where it was before, and its work may be done twice.")
 
 
-@click.command("passphrase", epilog=json_shape("passphrase", "home", "change", "prekeys_kept"))
+@local_command(None, "passphrase", "passphrase", "home", "change", "prekeys_kept")
 @home_option("The home with the keys.")
 @click.option(
     NEW_FILE, metavar="FILE", help="A file with the new passphrase, which only its owner can read. Default: asks."
 )
 @click.option("--remove", is_flag=True, help="Keep the keys without a passphrase from now on.")
-@json_option()
-def passphrase(*, home: str | None, new_file: str | None, remove: bool, as_json: bool) -> None:
+def passphrase(output: Output, *, home: str | None, new_file: str | None, remove: bool) -> None:
     """Set, change or remove the passphrase that the keys in a home are encrypted with.
 
     The daemon must not run: it saves its keys with the passphrase that it was started with. The current passphrase is
@@ -271,9 +260,7 @@ def passphrase(*, home: str | None, new_file: str | None, remove: bool, as_json:
         raise Failure("daemon_runs", f"{running}; {why}") from None
     except (CovenantError, OSError) as error:
         raise Failure("cannot_change", f"{error}") from error
-    if as_json:
-        put_json({"kind": "passphrase", "home": str(folder), "change": change, "prekeys_kept": kept})
-    else:
+    if not output.answer({"home": str(folder), "change": change, "prekeys_kept": kept}):
         _show_change(folder, change, kept=kept)
 
 

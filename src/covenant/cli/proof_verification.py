@@ -6,10 +6,9 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
 
-from covenant.cli.daemon_client import DaemonClient, read_token
-from covenant.cli.options import given_home, home_option, json_option
-from covenant.cli.terminal import ExitCode, Failure, json_shape, put, put_json, say
-from covenant.daemon.environment import environment
+from covenant.cli.daemon_client import connect
+from covenant.cli.options import given_home, home_option, local_command
+from covenant.cli.terminal import ExitCode, Failure, Output, put, say
 from covenant.model.errors import CovenantError
 
 if TYPE_CHECKING:
@@ -20,14 +19,13 @@ PROVEN: Final = frozenset({"offer", "result"})
 """What a proof covers. The conversation may stay with the provider; the rest of the proof can still be checked."""
 
 
-@click.command("verify-proof", epilog=json_shape("proof_verified", "holds", "checks", "unchecked"))
+@local_command(None, "verify-proof", "proof_verified", "holds", "checks", "unchecked")
 @click.argument("file", type=click.File("rb"))
 @click.option("--provider", metavar="ID", help="The instance that must have signed the result.")
 @click.option("--requester", metavar="ID", help="The instance that must have asked for the work.")
 @click.option("--budget", type=click.IntRange(1), metavar="TOKENS", help="The most tokens that the work may have used.")
 @home_option("The home of a daemon that has the delegation in its ledger.")
-@json_option()
-def verify_proof(*, file: IO[bytes], home: str | None, as_json: bool, **expected: Any) -> None:
+def verify_proof(output: Output, *, file: IO[bytes], home: str | None, **expected: Any) -> None:
     """Check the proof of a peer's result. FILE is the output of `covenant peers proof`; - reads it from stdin.
 
     The check fails if a line of the conversation was changed, moved or left out, or the offer, the result or the usage
@@ -51,11 +49,8 @@ def verify_proof(*, file: IO[bytes], home: str | None, as_json: bool, **expected
         report = verify_evidence(data, **expected)
     except ValueError as wrong:
         raise Failure("no_proof", f"this is no proof: {wrong}") from None
-    if as_json:
-        checks = [{"name": check.name, "holds": check.holds, "detail": check.detail} for check in report.checks]
-        found = {"holds": report.holds, "checks": checks, "unchecked": list(report.unchecked)}
-        put_json({"kind": "proof_verified", **found})
-    else:
+    checks = [{"name": check.name, "holds": check.holds, "detail": check.detail} for check in report.checks]
+    if not output.answer({"holds": report.holds, "checks": checks, "unchecked": list(report.unchecked)}):
         for check in report.checks:
             put(f"{'holds ' if check.holds else 'BROKEN'}  {check.name}  {check.detail}".rstrip())
         for name in report.unchecked:
@@ -82,7 +77,7 @@ def _recorded(home: Path, data: bytes) -> dict[str, Any]:
     if not (home / "operator.token").exists():
         return {}
     try:
-        with DaemonClient(home, read_token(home, None, environment())) as client:
+        with connect(home) as client:
             ours = client.ask("show_delegation", delegationId=named)["delegation"]
             peer = client.ask("show_peer", peerId=ours["peerId"])["peer"]
     except (Failure, CovenantError, OSError):

@@ -14,10 +14,10 @@ from typing import Final
 import click
 
 import covenant
-from covenant.cli.daemon_client import Answer, DaemonClient, Invocation, daemon_command, read_token
-from covenant.cli.options import CommandGroup, given_before, home_option, json_option, near, program, token_option
-from covenant.cli.terminal import Failure, Unreachable, json_shape, put, put_json, say
-from covenant.daemon.environment import environment, find_home
+from covenant.cli.daemon_client import Answer, Invocation, daemon_command, read_token
+from covenant.cli.options import given_before, given_home, home_option, near, program, token_option
+from covenant.cli.terminal import Failure, Unreachable, put, say
+from covenant.daemon.environment import environment
 from covenant.daemon.home import UnsafeHome, url_in
 from covenant.daemon.settings_loader import SettingEntry, entries, load
 from covenant.ledger.embedded.disk import unusable_by
@@ -25,7 +25,6 @@ from covenant.model.errors import CovenantError, SettingsError
 from covenant.model.extras import install_command
 from covenant.model.tenants import DEFAULT
 
-_ALONE: Final = CommandGroup("covenant")
 MCP_PATH: Final = "/mcp"
 MCP_CHECK_S: Final = 10.0
 SHOWN: Final = frozenset(
@@ -90,7 +89,7 @@ def _serve(
     except CovenantError as error:
         raise Failure("cannot_serve", str(error)) from error
     except OSError as error:
-        raise Failure("cannot_serve", str(unusable_by(error, find_home(home, environment())[0]))) from error
+        raise Failure("cannot_serve", str(unusable_by(error, given_home(home)))) from error
 
 
 serve: Final = click.Command(
@@ -124,9 +123,9 @@ serve: Final = click.Command(
 )
 
 
-@daemon_command(_ALONE, "ui", "login_code", "code", "url", "lasts_ms", "opened")
+@daemon_command(None, "ui", "login_code", "code", "url", "lasts_ms", "opened")
 @click.option("--print", "only_print", is_flag=True, help="Print the address instead of opening a browser.")
-def open_ui(call: Invocation, *, only_print: bool) -> None:
+def ui(call: Invocation, *, only_print: bool) -> None:
     """Open the daemon's dashboard in a browser, logged in as the holder of the token.
 
     The address has a code that works once, for a minute, and never the token.
@@ -147,9 +146,6 @@ def _has_screen() -> bool:
     return bool(variables.get("DISPLAY") or variables.get("WAYLAND_DISPLAY"))
 
 
-ui: Final = _ALONE.commands["ui"]
-
-
 @click.command("mcp")
 @home_option()
 @token_option
@@ -160,9 +156,8 @@ def mcp(*, home: str | None, token_file: str | None, url: str | None) -> None:
     For clients that start their MCP servers by a command. Starts no daemon, and exits with 3 if there is none. Clients
     that speak HTTP can use the daemon's /mcp instead. Needs the extra `mcp`, here and at the daemon.
     """
-    variables = environment()
-    folder, _ = find_home(given_before("home", home), variables)
-    token = read_token(folder, given_before("token_file", token_file), variables)
+    folder = given_home(home)
+    token = read_token(folder, given_before("token_file", token_file), environment())
     found = url or url_in(folder)
     if found is None:
         raise Unreachable(
@@ -213,16 +208,13 @@ STOP_S_MAX: Final = 3_700.0
 """`daemon.grace_ms` is an hour at most."""
 
 
-@click.command("drain", epilog=json_shape("drained", "handed_back", "leased", "queued", "parked", "results"))
+@daemon_command(None, "drain", "drained", "handed_back", "leased", "queued", "parked", "results")
 @click.option(
     "--timeout-s",
     type=click.IntRange(0, 86_400),
     help="How long running turns may take. Default: 60, or the time of a drain that has already begun.",
 )
-@home_option()
-@token_option
-@json_option()
-def drain(*, timeout_s: int | None, home: str | None, token_file: str | None, as_json: bool) -> None:
+def drain(call: Invocation, *, timeout_s: int | None) -> None:
     """Stop the daemon for a deploy, when its running turns have ended.
 
     From now on the daemon accepts no new work: doors refuse it and say when to try again (HTTP with 503, JSON-RPC with
@@ -232,29 +224,24 @@ def drain(*, timeout_s: int | None, home: str | None, token_file: str | None, as
     start. Requests under way then have daemon.grace_ms to end, and the command returns when the daemon has stopped
     listening.
     """
-    variables = environment()
-    folder, _ = find_home(given_before("home", home), variables)
-    token = read_token(folder, given_before("token_file", token_file), variables)
-    with DaemonClient(folder, token) as client:
-        progress = _follow_drain(client, timeout_s, quiet=as_json)
-        client.wait_closed(STOP_S_MAX)
+    progress = _follow_drain(call, timeout_s)
+    call.wait_closed(STOP_S_MAX)
     kept = {name: progress[name] for name in ("leased", "queued", "parked", "results")}
     handed_back = progress["handed_back"]
-    if as_json:
-        put_json({"kind": "drained", "handed_back": handed_back, **kept})
+    if call.answer({"handed_back": handed_back, **kept}):
         return
     put(f"drained and stopped; {handed_back} turn(s) were handed back" if handed_back else "drained and stopped")
     put("left for the next start: " + ", ".join(f"{count} {name}" for name, count in kept.items()))
 
 
-def _follow_drain(client: DaemonClient, timeout_s: int | None, *, quiet: bool) -> Answer:
+def _follow_drain(call: Invocation, timeout_s: int | None) -> Answer:
     """Begin the drain, report its progress, and return the daemon's last report."""
-    progress = client.ask("begin_drain", timeout_ms=None if timeout_s is None else timeout_s * 1000)
+    progress = call.ask("begin_drain", timeout_ms=None if timeout_s is None else timeout_s * 1000)
     try:
         while not progress["drained"]:
-            if progress["running"] and not quiet:
+            if progress["running"] and not call.json:
                 say(f"draining: {progress['running']} turn(s) run, {progress['left_ms'] // 1000} s left")
-            progress = client.ask("drain_status", wait_ms=DRAIN_WAIT_S * 1000)
+            progress = call.ask("drain_status", wait_ms=DRAIN_WAIT_S * 1000)
     except Unreachable as error:
         raise Failure(
             "drain_cut_short",

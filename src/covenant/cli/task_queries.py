@@ -37,7 +37,6 @@ FOLLOW_MS: Final = 10_000
 """How long the daemon waits for something new before it answers that there is nothing."""
 
 commands: Final = CommandGroup("a2a")
-top: Final = CommandGroup("covenant")
 
 
 def queue_options(function: Function) -> Function:
@@ -192,7 +191,7 @@ def _queue(
     return {**shown, "counts": answer.get("counts")} if counts else shown, answer
 
 
-@daemon_command(top, "logs", "a2a_task_log", "task_id", "lines", "next", "ended", "left_out?")
+@daemon_command(None, "logs", "a2a_task_log", "task_id", "lines", "next", "ended", "left_out?")
 @task_argument
 @follow_option("Continue with new lines, until the task has ended.")
 @limit_option(200, 1_000)
@@ -244,11 +243,8 @@ def frames(call: Invocation, *, task_id: str) -> None:
         say("no frame is kept for this task")
 
 
-logs_command: Final = top.commands["logs"]
-
-
-@daemon_command(top, "attention", "a2a_attention", "at_ms", "needs", "items", "numbers")
-def attention_command(call: Invocation) -> None:
+@daemon_command(None, "attention", "a2a_attention", "at_ms", "needs", "items", "numbers")
+def attention(call: Invocation) -> None:
     """List everything that needs a person, the worst first, with the command that fixes it."""
     answer = call.ask("show_attention")
     if call.answer(answer):
@@ -264,6 +260,3 @@ def _need(item: dict[str, Any]) -> tuple[str, ...]:
     since = ago(item["since_ms"]) if item.get("since_ms") else ""
     text = brief(f"{item['title']}: {item['detail']}", 100)
     return style, item["what"].replace("_", " "), since, text, item.get("command", "")
-
-
-attention: Final = top.commands["attention"]
