@@ -26,9 +26,9 @@ from tests.waits import BOUND_S
 IMPORTED: Final = (
     "anyio._backends._asyncio",
     "asyncio.unix_events",
-    "covenant.cli.call_agent",
+    "covenant.cli.a2a_servers",
     "covenant.cli.main",
-    "covenant.cli.offline",
+    "covenant.cli.homes",
     "covenant.cli.serve",
     "covenant.daemon.doctor.home_check",
     "covenant.daemon.doctor.ledger_check",

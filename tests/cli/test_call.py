@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import pytest
 
-from covenant.cli.call_agent import _Written
+from covenant.cli.a2a_servers import _Written
 from tests.cli.daemons import COVENANT, Daemon, Ran, covenant, environment, said_until, started
 from tests.waits import BOUND_S, LONGER_S
 

@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-from covenant.cli.offline import passphrase
+from covenant.cli.homes import passphrase
 from covenant.cli.terminal import json_shape
 from covenant.daemon.home import KEY_NAME, make_home
 from covenant.daemon.keystore import PREKEYS_NAME, Keystore

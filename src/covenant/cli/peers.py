@@ -1,33 +1,18 @@
-"""`covenant peers`: other instances, and delegations to and from them."""
+"""`covenant peers`: other instances."""
 
 from __future__ import annotations
 
-import json
 from typing import Any, Final
 
 import click
 
-from covenant.cli import peer_reports
-from covenant.cli.daemon_client import ANSWER_S, Answer, Invocation, daemon_command
-from covenant.cli.identity_rotation import revocation, rotate_identity
+from covenant.cli.daemon_client import Answer, Invocation, daemon_command
+from covenant.cli.delegations import delegations
+from covenant.cli.homes import revocation, rotate_identity
 from covenant.cli.options import CommandGroup, limit_option
-from covenant.cli.proof_verification import verify_proof
-from covenant.cli.terminal import ExitCode, Failure, ago, brief, print_table, put, say
+from covenant.cli.terminal import ago, brief, print_table, put, say
 
-ELSEWHERE: Final = "⇄"
-GOES_ON: Final = ("offered", "accepted", "running", "cancelling", "lost")
-STYLES: Final = {
-    "completed": "green",
-    "failed": "red",
-    "rejected": "red",
-    "timeout": "red",
-    "lost": "bold red",
-    "cancelled": "dim",
-}
-STATUSES: Final = ("pending", "running", "completed", "failed", "cancelled", "timeout", "lost")
-ENDED: Final = frozenset({"completed", "failed", "cancelled", "timeout"})
-WAIT_MS: Final = 10_000
-
+USAGE_COLUMNS: Final = ("offers", "accepted", "rejected", "completed", "failed", "cancelled", "timeout", "tokens")
 WIRE_NAMES: Final = {
     "offers_per_min": "offersPerMin",
     "concurrent": "concurrent",
@@ -41,7 +26,6 @@ peers: Final = CommandGroup(
 )
 
 peer_argument: Final = click.argument("peer")
-delegation_argument: Final = click.argument("delegation")
 
 
 @daemon_command(peers, "list", "peers", "peers", "total", "id", "name")
@@ -50,13 +34,11 @@ delegation_argument: Final = click.argument("delegation")
 def list_peers(call: Invocation, *, trust: str | None, limit: int) -> None:
     """List the peers of this instance, and its own id and name."""
     answer = call.ask("list_peers", trustLevel=trust, limit=limit)
-    if call.answer(answer):
-        return
-    say(f"this is {answer['name']}, {answer['id']}")
-    if not answer["peers"]:
-        say("no peers; add one with: covenant peers add https://HOST")
-        return
-    print_table(("name", "trust", "status", "heard", "where", "id", ""), map(_peer_row, answer["peers"]))
+    if not call.json:
+        say(f"this is {answer['name']}, {answer['id']}")
+    columns = ("name", "trust", "status", "heard", "where", "id", "")
+    empty = "no peers; add one with: covenant peers add https://HOST"
+    call.show_table(answer, columns, map(_peer_row, answer["peers"]), empty=empty)
 
 
 @daemon_command(peers, "add", "peer", "peer", "note?")
@@ -233,185 +215,75 @@ def capabilities(call: Invocation, *, peer: str | None, fresh: bool) -> None:
         put(f"the peer takes us for {found['trustLevel']}")
 
 
-@daemon_command(peers, "delegate", "delegation", "delegation", "result?", "error?")
-@click.argument("profile")
-@click.argument("task")
-@click.option(
-    "--peer", metavar="PEER", help="The peer that does the task. Default: a local agent if there is one, else any peer."
-)
-@click.option("--context", metavar="TEXT", help="Further text that the agent needs to know.")
-@click.option("--budget", type=click.IntRange(1, 500_000), metavar="TOKENS", help="Most tokens that the task may use.")
-@click.option("--timeout-ms", type=click.IntRange(1, 600_000), help="Longest time for the work.")
-@click.option("--no-wait", is_flag=True, help="Return as soon as the task is accepted here.")
-def delegate(
-    call: Invocation,
-    *,
-    profile: str,
-    task: str,
-    peer: str | None,
-    context: str | None,
-    budget: int | None,
-    timeout_ms: int | None,
-    no_wait: bool,
-) -> None:
-    """Delegate a task to an agent of a peer, by the agent's name, and wait for its result.
+peers.commands.update(delegations.commands)
 
-    With --no-wait, or if an agent of this instance does it, --json answers with the kind `delegated` and the task id.
 
-    Ctrl-C stops the waiting, not the work: `covenant peers delegations` shows it, `covenant peers cancel` ends it.
-
-    \b
-        covenant peers delegate researcher "What changed in RFC 9180?" --peer lab
-    """
-    begun = call.ask(
-        "delegate", profile=profile, task=task, peerId=peer, context=context, maxTokenBudget=budget, timeout=timeout_ms
+@daemon_command(peers, "messages", "peer_messages", "messages", "total")
+@click.option("--peer", metavar="PEER", help="Only messages to and from this peer.")
+@click.option("--type", "typ", metavar="TYPE", help="Only messages of this type, such as delegation_offer.")
+@limit_option(20, 100)
+def messages(call: Invocation, *, peer: str | None, typ: str | None, limit: int) -> None:
+    """List the latest messages to and from peers, the newest first. Their contents are sealed, and not shown."""
+    answer = call.ask("list_peer_messages", peerId=peer, type=typ, limit=limit)
+    rows = (
+        ("", ago(each["atMs"]), each["direction"], each["type"], each["peer"], each.get("offerId", ""))
+        for each in answer["messages"]
     )
-    delegation_id = begun["delegationId"]
-    if no_wait or not begun["remote"]:
-        if not call.answer(begun, kind="delegated"):
-            put(delegation_id)
-            if not begun["remote"]:
-                say(f"an agent of this daemon does the work; see: {call.again} a2a show {delegation_id}")
+    call.show_table(answer, ("when", "", "type", "peer", "of"), rows)
+
+
+@daemon_command(peers, "config", "peer_config", "id", "name", "config")
+def config(call: Invocation) -> None:
+    """Show the settings of peers in force, and the id and name of this instance."""
+    answer = call.ask("peer_config")
+    if call.answer(answer):
         return
-    try:
-        answer = _ended(call, delegation_id)
-    except KeyboardInterrupt:
-        raise Failure(
-            "interrupted", f"the delegation goes on; end it with: {call.again} peers cancel {delegation_id}"
-        ) from None
-    _show_outcome(call, answer)
+    put(f"{answer['name']}  {answer['id']}")
+    for name, value in answer["config"].items():
+        put(f"{name} = {value}")
 
 
-@daemon_command(peers, "delegations", "delegations", "delegations", "total")
-@click.argument("delegation", required=False)
-@click.option("--peer", metavar="PEER", help="Only delegations with this peer.")
-@click.option("--status", type=click.Choice(STATUSES), help="Only delegations with this status.")
+@daemon_command(peers, "usage", "peer_usage", "usage", "total", "quotas")
+@click.argument("peer", required=False)
+@click.option("--profile", metavar="PROFILE", help="Only usage of this profile.")
 @click.option(
     "--role",
     type=click.Choice(["requester", "provider"]),
-    help="Only delegations that this instance asked for, or works on.",
+    help="Only delegations that this instance asked for, or worked on.",
 )
-@limit_option(20, 100)
-def delegations(
-    call: Invocation, *, delegation: str | None, peer: str | None, status: str | None, role: str | None, limit: int
-) -> None:
-    """List delegations to and from peers, lost ones first; or show one, by the id of its task."""
-    if delegation is not None:
-        _show_delegation(call, delegation)
-        return
-    answer = call.ask("list_delegations", peerId=peer, status=status, role=role, limit=limit)
-    if call.answer(answer):
-        return
-    columns = ("state", "task", "with", "profile", "tokens", "moved", "")
-    print_table(columns, map(_delegation_row, answer["delegations"]))
-    if any("question" in each for each in answer["delegations"]):
-        say(_how_to_answer(call, "ID"))
-    if any(each["state"] == "lost" for each in answer["delegations"]):
-        say(f"lost ones wait for you: {call.again} peers offer-again ID, or force-error ID --reason WHY")
+@click.option(
+    "--days", type=click.IntRange(1, 92), default=7, show_default=True, help="Number of days, today included."
+)
+@limit_option(100, 1000)
+def usage(call: Invocation, *, peer: str | None, profile: str | None, role: str | None, days: int, limit: int) -> None:
+    """Show how much peers used this instance (provider), and this instance its peers (requester), by profile and day.
 
-
-@daemon_command(peers, "cancel", "delegation", "delegation")
-@delegation_argument
-@click.option("--reason", default="", help="The reason, for the provider.")
-def cancel(call: Invocation, *, delegation: str, reason: str) -> None:
-    """Cancel a delegation. The daemon tells the provider as soon as it can, and the provider stops."""
-    answer = call.ask("cancel_delegation", delegationId=delegation, reason=reason)
-    call.show(answer, _delegation_line(answer["delegation"]))
-
-
-@daemon_command(peers, "offer-again", "delegation", "delegation")
-@delegation_argument
-def offer_again(call: Invocation, *, delegation: str) -> None:
-    """Offer a lost delegation again, under the same id: a provider that has it does not begin it twice."""
-    answer = call.ask("offer_again", delegationId=delegation)
-    call.show(answer, _delegation_line(answer["delegation"]))
-
-
-@daemon_command(peers, "force-error", "delegation", "delegation")
-@delegation_argument
-@click.option("--reason", required=True, help="The reason, for the audit.")
-def force_error(call: Invocation, *, delegation: str, reason: str) -> None:
-    """Give up a lost delegation: its task fails with `provider_lost`. A later result of the provider is not used."""
-    answer = call.ask("force_delegation", delegationId=delegation, reason=reason)
-    call.show(answer, _delegation_line(answer["delegation"]))
-
-
-@daemon_command(peers, "proof", "delegation_proof", "offer", "result", "transcript", "proof")
-@delegation_argument
-@click.option("--line", type=click.IntRange(1), metavar="N", help="Show only this line of the conversation.")
-def proof(call: Invocation, *, delegation: str, line: int | None) -> None:
-    """Write everything that proves a delegation's result, for `covenant peers verify-proof` or for somebody else.
+    Days are in UTC. An offer counts on the day it was made, its outcome and its tokens on the day it ended.
 
     \b
-        covenant peers proof ID > proof.json
+        covenant peers usage lab --days 30
     """
-    answer = call.ask("delegation_proof", delegationId=delegation)
-    if line is not None:
-        from covenant.seal.proofs import show_line
-
-        try:
-            answer = {**answer, "transcript": None, "line": show_line(answer["transcript"], line - 1)}
-        except (IndexError, ValueError):
-            raise Failure(
-                "no_line", f"this daemon does not have the conversation, or the conversation has no line {line}"
-            ) from None
-    call.show(answer, json.dumps(answer, ensure_ascii=False, indent=2))
-
-
-peers.add_command(verify_proof)
-
-
-def _ended(call: Invocation, delegation_id: str) -> Answer:
-    """Waits for the outcome of a delegation, and shows its progress meanwhile."""
-    said, since_ms = "", 0
-    while True:
-        answer = call.ask(
-            "show_delegation",
-            delegationId=delegation_id,
-            waitMs=WAIT_MS,
-            sinceMs=since_ms,
-            within_s=ANSWER_S + WAIT_MS / 1000,
-        )
-        found = answer["delegation"]
-        line = found["message"] or found["state"]
-        if line != said and not call.json:
-            say(line)
-            said = line
-            if "question" in found:
-                say(_how_to_answer(call, found["id"]))
-        # The local task has the result a moment after the delegation has ended.
-        if found["status"] in ENDED and (answer.get("result") is not None or answer.get("error") is not None):
-            return answer
-        since_ms = max(found["movedAtMs"], found["heardAtMs"])
-
-
-def _show_outcome(call: Invocation, answer: Answer) -> None:
-    found = answer["delegation"]
+    answer = call.ask("peer_usage", peerId=peer, profile=profile, role=role, days=days, limit=limit)
     if call.answer(answer):
-        if found["status"] != "completed":
-            raise click.exceptions.Exit(ExitCode.REFUSED)
         return
-    if found["status"] != "completed" or answer.get("error"):
-        raise Failure(found["code"] or found["status"], answer.get("error") or found["reason"] or found["status"])
-    put(answer.get("result") or "")
-    say(_delegation_line(found))
-    if found["redacted"]:
-        say(f"{found['redacted']} secrets were found in what was sent; see: {call.again} a2a show {found['id']}")
-
-
-def _show_delegation(call: Invocation, delegation: str) -> None:
-    answer = call.ask("show_delegation", delegationId=delegation)
-    if call.answer(answer, kind="delegation"):
-        return
-    found = answer["delegation"]
-    put(_delegation_line(found))
-    put(f"{_spent(found)} tokens, {'proven' if found['proven'] else 'not proven'}")
-    if "question" in found:
-        put(found["question"])
-        say(_how_to_answer(call, found["id"]))
-    for line in (found["reason"], answer.get("error"), answer.get("result")):
-        if line:
-            put(line)
+    rows = [
+        ("", each["day"], each["role"], each["peer"], each["profile"], *(str(each[name]) for name in USAGE_COLUMNS))
+        for each in answer["usage"]
+    ]
+    if rows:
+        print_table(("day", "as", "peer", "profile", *USAGE_COLUMNS), rows)
+    else:
+        say("nothing was delegated on these days")
+    for quota in answer["quotas"]:
+        said = [
+            f"{quota[used]} of {quota[most]} {what}"
+            for used, most, what in (
+                ("acceptedToday", "offersPerDay", "offers"),
+                ("tokensToday", "tokensPerDay", "tokens"),
+            )
+            if quota.get(most) is not None
+        ]
+        put(f"{quota['peer']} has had {' and '.join(said)} today")
 
 
 def _show_peer(call: Invocation, answer: Answer) -> None:
@@ -435,30 +307,6 @@ def _warnings(peer: dict[str, Any]) -> str:
     return ", ".join(found)
 
 
-def _delegation_line(delegation: dict[str, Any]) -> str:
-    way = f"{ELSEWHERE} to" if delegation["role"] == "requester" else "from"
-    said = f"{_standing(delegation)} {delegation['id']} {way} {delegation['peer']}/{delegation['profile']}"
-    return f"{said} {delegation['code'] or ''}".rstrip()
-
-
-def _standing(delegation: dict[str, Any]) -> str:
-    """The delegation's state; whether it asks; and how its task has ended, if the peer has not sent the result yet."""
-    state, status = delegation["state"], delegation["status"]
-    is_over = status not in ("pending", "running")
-    if "question" in delegation:
-        return f"{state} (asks)"
-    return f"{status} ({state})" if is_over and state in GOES_ON else state
-
-
-def _how_to_answer(call: Invocation, delegation_id: str) -> str:
-    return f"it waits for an answer: {call.again} a2a answer {delegation_id} TEXT"
-
-
-def _spent(delegation: dict[str, Any]) -> str:
-    used = delegation["tokenUsage"]["total"]
-    return f"{used} of {delegation['maxTokenBudget']}" + (" overspent" if delegation["overspent"] else "")
-
-
 def _peer_row(peer: dict[str, Any]) -> tuple[str, ...]:
     style = "red" if peer["conflict"] else "dim" if peer["denied"] else ""
     where = peer["url"] or "fetches by itself"
@@ -471,13 +319,3 @@ def _candidate_row(found: dict[str, Any]) -> tuple[str, ...]:
     about = f"{wrong}: {found['detail']}" if wrong else found.get("note") or ""
     name, where = brief(found["name"], 32), brief(found["url"] or found["announcedAs"], 60)
     return "red" if wrong else "", found["source"], name, where, found["instanceId"] or "unknown", brief(about, 80)
-
-
-def _delegation_row(found: dict[str, Any]) -> tuple[str, ...]:
-    style, profile, moved = STYLES.get(found["state"], ""), brief(found["profile"], 64), ago(found["movedAtMs"])
-    way = f"{ELSEWHERE} {found['peer']}" if found["role"] == "requester" else f"from {found['peer']}"
-    about = brief(found["reason"] or found["message"] or "", 60)
-    return style, _standing(found), found["id"], way, profile, _spent(found), moved, about
-
-
-peers.commands.update(peer_reports.commands.commands)

@@ -8,7 +8,7 @@ import click
 
 from covenant.cli.daemon_client import Invocation, complete_tasks, daemon_command, task_argument
 from covenant.cli.options import CommandGroup, Function
-from covenant.cli.task_list import FILTERS, filter_options, filters
+from covenant.cli.task_queries import FILTERS, filter_options, filters
 from covenant.cli.task_tables import PUSH_COLUMNS, outcome_row, push_row
 from covenant.cli.terminal import ExitCode, age, json_shape, print_table, put, say
 
@@ -225,10 +225,8 @@ def list_pushes(call: Invocation, *, dead: bool, limit: int | None) -> None:
     Only the host of a webhook is shown: its path, its token and its credentials are secrets of its owner.
     """
     answer = call.ask("a2a_pushes", dead=dead or None, limit=limit)
-    if call.answer(answer):
-        return
     title = f"{answer['count']} push configurations, {answer['dead']} given up"
-    print_table(PUSH_COLUMNS, map(push_row, answer["pushes"]), title)
+    call.show_table(answer, PUSH_COLUMNS, map(push_row, answer["pushes"]), title=title)
 
 
 @daemon_command(push, "retry", "a2a_push_retried", "push")

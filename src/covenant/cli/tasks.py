@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import click
 
-from covenant.cli import task_list, task_queries, task_repair
+from covenant.cli import task_queries, task_repair
 from covenant.cli.daemon_client import (
     Answer,
     Invocation,
@@ -19,7 +19,7 @@ from covenant.cli.daemon_client import (
 )
 from covenant.cli.options import CommandGroup, Duration, read_text
 from covenant.cli.task_tables import summary
-from covenant.cli.terminal import ExitCode, Failure, brief, content_text, json_shape, print_table, put, say
+from covenant.cli.terminal import ExitCode, Failure, brief, content_text, json_shape, put, say
 from covenant.daemon.environment import monotonic_ms, now_ms
 
 WAIT_MS: Final = 10_000
@@ -38,7 +38,6 @@ a2a: Final = CommandGroup(
     no_args_is_help=True,
 )
 a2a.commands.update(task_queries.commands.commands)
-a2a.commands.update(task_list.commands.commands)
 
 
 @daemon_command(a2a, "send", "a2a_task_queued", "task_id", "duplicate?", "replayed?", "following?", "result?")
@@ -131,14 +130,16 @@ def respond(
     if error is not None:
         result["error_message"] = error
     answer = call.ask("post_a2a_result", result=result, lease_id=lease_id)
-    talk = ["this result was posted before; nothing changed"] if answer.get("duplicate") else []
-    call.show(answer, answer["task_id"], *talk)
+    _show_task_id(call, answer, "this result was posted before")
+
+
+def _show_task_id(call: Invocation, answer: Answer, duplicate: str) -> None:
+    call.show(answer, answer["task_id"], *([f"{duplicate}; nothing changed"] if answer.get("duplicate") else ()))
 
 
 def _decide(call: Invocation, task_id: str, reason: str, *, approved: bool, **given: Any) -> None:
     answer = call.ask("answer_a2a_task", task_id=task_id, approved=approved, text=reason, **given)
-    talk = ["this was decided before; nothing changed"] if answer.get("duplicate") else []
-    call.show(answer, answer["task_id"], *talk)
+    _show_task_id(call, answer, "this was decided before")
 
 
 question_option = click.option("--question-id", help="The question that this decides. [default: the one that is asked]")
@@ -173,8 +174,7 @@ def deny(call: Invocation, *, task_id: str, reason: str, **given: Any) -> None:
 def answer_task(call: Invocation, *, task_id: str, text: str, answer_id: str | None) -> None:
     """Answer a task that waits for its sender. `-` reads TEXT from standard input."""
     answer = call.ask("answer_a2a_task", task_id=task_id, text=read_text(text), answer_id=answer_id)
-    talk = ["this was answered before; nothing changed"] if answer.get("duplicate") else []
-    call.show(answer, answer["task_id"], *talk)
+    _show_task_id(call, answer, "this was answered before")
 
 
 @daemon_command(a2a, "signal", "a2a_signaled", "task_id", "duplicate?")
@@ -194,8 +194,7 @@ def signal(call: Invocation, *, task_id: str, name: str, value: str | None, sign
         except ValueError:
             given = value
     answer = call.ask("signal_a2a_task", task_id=task_id, name=name, value=given, signal_id=signal_id)
-    talk = ["this was signaled before; nothing changed"] if answer.get("duplicate") else []
-    call.show(answer, answer["task_id"], *talk)
+    _show_task_id(call, answer, "this was signaled before")
 
 
 @daemon_command(
@@ -227,16 +226,12 @@ def results(call: Invocation, *, drain: bool, recent: bool, limit: int | None, *
     if any(value for value in given.values()):
         raise click.UsageError("--wait-ms, --max, --all and --request-id belong to --next")
     answer = call.ask("recent_a2a_results", limit=limit or 10)
-    if call.answer(answer):
-        return
-    if not answer["results"]:
-        say("no result is waiting")
-        return
     rows = (
         ("red" if each["status"] == "error" else "", each["status"], each["task_id"], brief(summary(each)))
         for each in answer["results"]
     )
-    print_table(("status", "task", "says"), rows, "results waiting to be drained")
+    title, empty = "results waiting to be drained", "no result is waiting"
+    call.show_table(answer, ("status", "task", "says"), rows, title=title, empty=empty)
 
 
 def _receive(

@@ -81,9 +81,8 @@ def list_tenants(call: Invocation) -> None:
     and streams are those of the daemon that answers.
     """
     answer = call.ask("list_tenants")
-    if call.answer(answer):
-        return
-    print_table(("tenant", "token", "agents", "used of its limits", "added", "state"), map(_row, answer["tenants"]))
+    columns = ("tenant", "token", "agents", "used of its limits", "added", "state")
+    call.show_table(answer, columns, map(_row, answer["tenants"]))
 
 
 @daemon_command(tenants, "limit", "tenant_changed", "tenant")

@@ -86,6 +86,24 @@ class Output:
         for line in talk:
             say(line)
 
+    def show_table(
+        self,
+        value: Mapping[str, Any],
+        columns: Iterable[str],
+        rows: Iterable[tuple[str, ...]],
+        *,
+        title: str = "",
+        empty: str = "",
+    ) -> None:
+        """Answer with the JSON object, or with a table; `empty` is the message if there are no rows."""
+        if self.answer(value):
+            return
+        shown = list(rows)
+        if shown or not empty:
+            print_table(columns, shown, title)
+        else:
+            say(empty)
+
 
 def json_shape(kind: str, *fields: str) -> str:
     """The shape of `--json`, for a command's help. A field that ends in `?` is left out if it is empty."""

@@ -1,4 +1,7 @@
-"""Commands on a home that work without a daemon: `covenant init`, `settings show`, `doctor` and `passphrase`."""
+"""Commands on a home that work without a daemon: its first files, settings, checks and keys.
+
+`covenant init`, `settings show`, `doctor` and `passphrase`; `covenant peers rotate-identity` and `revocation`.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,12 @@ from covenant.cli.options import (
     token_option,
 )
 from covenant.cli.terminal import ExitCode, Failure, Output, Unreachable, print_table, put, say
-from covenant.daemon.environment import PASSPHRASE_FILE_VARIABLE, PASSPHRASE_VARIABLE, environment
-from covenant.model.errors import CovenantError
+from covenant.daemon.environment import PASSPHRASE_FILE_VARIABLE, PASSPHRASE_VARIABLE, environment, now_ms
+from covenant.model.errors import CovenantError, HomeLocked
 
 if TYPE_CHECKING:
     from covenant.daemon.doctor.ledger_repair import Checkup, Salvage
+    from covenant.daemon.keystore import Keystore
 
 NEW_FILE: Final = "--new-file"
 
@@ -245,7 +249,6 @@ def passphrase(output: Output, *, home: str | None, new_file: str | None, remove
     if remove and new_file is not None:
         raise click.UsageError(f"--remove and {NEW_FILE} exclude each other")
     from covenant.ledger.embedded.journal.recovery import lock_home
-    from covenant.model.errors import HomeLocked
 
     folder = given_home(home)
     if not (folder / "identity" / "local.key").exists():
@@ -310,3 +313,57 @@ def _show_change(folder: Path, change: str, *, kept: bool) -> None:
         say(f"the next start needs it in {PASSPHRASE_VARIABLE}, or in the file that {PASSPHRASE_FILE_VARIABLE} names")
     if not kept:
         say("identity/prekeys.json opens with neither passphrase; the next start makes new ones")
+
+
+@local_command(None, "rotate-identity", "identity_rotated", "home", "before", "id", "compromised")
+@home_option("The home with the keys.")
+@click.option("--compromised", is_flag=True, help="The old key may be stolen: it also signs its own revocation.")
+def rotate_identity(output: Output, *, home: str | None, compromised: bool) -> None:
+    """Give this instance another identity key, which the old one names as its successor.
+
+    The daemon must not run. After its next start it tells every peer; peers that poll find out at their next call. They
+    keep their trust in this instance, and delegations continue. An earlier backup has the old key, which peers refuse
+    once they know the new one: make a backup afterwards.
+    """
+    from covenant.daemon.keystore import change_identity
+    from covenant.ledger.embedded.journal.recovery import lock_home
+
+    folder = given_home(home)
+    keystore = _open_keystore(folder)
+    try:
+        with lock_home(folder):
+            before, now = change_identity(keystore, now_ms(), compromised=compromised)
+    except HomeLocked as running:
+        raise Failure("daemon_runs", f"{running}; stop it first: it speaks under the key that it has") from None
+    except (CovenantError, OSError) as error:
+        raise Failure("cannot_change", f"{error}") from error
+    if output.answer({"home": str(folder), "before": before, "id": now, "compromised": compromised}):
+        return
+    say(f"this instance was {before}")
+    say(f"and is {now} from its next start on; it tells its peers then")
+    say("make a backup now: one from before has the old key")
+
+
+@local_command(None, "revocation", "revocation", "id", "statement")
+@home_option("The home with the keys.")
+def revocation(output: Output, *, home: str | None) -> None:
+    """Print a signed revocation of this instance's identity key. Keep it in a safe place, in case the key is stolen.
+
+    A peer that gets it (POST /api/v1/a2a/identity, no token) refuses everything under that key.
+    """
+    from covenant.daemon.keystore import write_revocation
+
+    try:
+        own_id, statement = write_revocation(_open_keystore(given_home(home)), now_ms())
+    except (CovenantError, OSError, ValueError) as error:
+        raise Failure("no_key", f"{error}") from error
+    output.show({"id": own_id, "statement": statement}, statement)
+
+
+def _open_keystore(folder: Path) -> Keystore:
+    from covenant.daemon.keystore import Keystore, find_passphrase
+
+    try:
+        return Keystore(folder, find_passphrase(environment()))
+    except CovenantError as error:
+        raise Failure("no_key", f"{error}") from error

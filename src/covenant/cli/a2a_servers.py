@@ -1,4 +1,4 @@
-"""`covenant call` and `covenant card get`: other agents, called by name or URL."""
+"""Any A2A server: `covenant call` and `card get` call its agents, `covenant prove` tries its durability."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from covenant.cli.options import (
     local_command,
     read_text,
 )
-from covenant.cli.terminal import ExitCode, Failure, Output, Unreachable, brief, put, say
+from covenant.cli.terminal import ExitCode, Failure, Output, Unreachable, brief, json_shape, put, say
 from covenant.daemon.environment import environment
+from covenant.prove.command_options import MEANING, OPTIONS, Option
 
 if TYPE_CHECKING:
     from covenant.daemon.connect import Options
@@ -400,3 +401,38 @@ def _header(text: str) -> tuple[str, str]:
     if not colon or not name.strip():
         raise click.UsageError(f"--header takes NAME:VALUE, not {text!r}")
     return name.strip(), value.strip()
+
+
+def _click_option(option: Option) -> click.Option:
+    names = [f"--{option.name}", "as_json" if option.name == "json" else option.name.replace("-", "_")]
+    if option.metavar is None:
+        return click.Option(names, is_flag=True, help=option.meaning)
+    return click.Option(
+        names,
+        metavar=option.metavar,
+        help=option.meaning,
+        default=None if option.many else option.default,
+        show_default=option.default is not None,
+        multiple=option.many,
+        type=click.Choice(option.choices) if option.choices else type(option.default or ""),
+    )
+
+
+def _prove(*, as_json: bool, **chosen: Any) -> None:
+    from covenant.prove.command import run, wrong_usage
+
+    chosen["json"] = as_json
+    if wrong := wrong_usage(chosen):
+        raise click.UsageError(wrong)
+    click.get_current_context().exit(run(chosen))
+
+
+prove = click.Command(
+    "prove",
+    params=[_click_option(option) for option in OPTIONS],
+    callback=_prove,
+    help=MEANING,
+    epilog=json_shape(
+        "durability", "server", "version", "speaks", "command", "card", "extent", "began", "seconds", "findings"
+    ),
+)
