@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import islice
 from typing import Any, Final
 
@@ -14,7 +15,6 @@ from covenant.cli.options import (
     CommandGroup,
     Function,
     certificate_option,
-    ended_by_ctrl_c,
     file_argument,
     follow_option,
     limit_option,
@@ -290,7 +290,7 @@ def recent_audit(call: Invocation, *, limit: int, follow: bool, kind: str | None
     answer = {"limit": limit, "since_ms": since_ms, "events": events}
     call.show_table(answer, ("when", "who", "what", "details"), map(_audit_row, events), empty="no audit rows")
     if follow:
-        with ended_by_ctrl_c():
+        with suppress(KeyboardInterrupt):
             _follow_audit(call, events, asked)
 
 

@@ -237,17 +237,13 @@ class Invocation(Output):
                 if failures == 1:
                     say("covenant: the daemon is away; waiting for it")
                 self._client.close()
-                _pause_while_away(failures)
+                from covenant.model.rate_limits import Backoff
+
+                time.sleep(Backoff(*AWAY_S).pause(failures))
                 continue
             if failures:
                 say("covenant: the daemon is back")
             return answer
-
-
-def _pause_while_away(failures: int) -> None:
-    from covenant.model.rate_limits import Backoff
-
-    time.sleep(Backoff(*AWAY_S).pause(failures))
 
 
 def daemon_command(

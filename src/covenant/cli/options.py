@@ -7,8 +7,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from typing import Any, Final
@@ -127,13 +126,6 @@ def follow_option(meaning: str) -> Callable[[Function], Function]:
     return click.option(
         "--follow", "-f", is_flag=True, help=f"{meaning} Ctrl-C ends it; a restart of the daemon does not."
     )
-
-
-@contextmanager
-def ended_by_ctrl_c() -> Iterator[None]:
-    """Ctrl-C ends a command that a person watches, and is no failure."""
-    with suppress(KeyboardInterrupt):
-        yield
 
 
 def given_before(name: str, value: str | None) -> str | None:

@@ -6,6 +6,7 @@ import csv
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -23,7 +24,6 @@ from covenant.cli.options import (
     CommandGroup,
     Duration,
     Function,
-    ended_by_ctrl_c,
     file_argument,
     follow_option,
     limit_option,
@@ -108,7 +108,7 @@ def show(call: Invocation, *, task_id: str, follow: bool) -> None:
         if answer["updates"]:
             screen.print(update_table(answer["updates"]))
     if follow:
-        with ended_by_ctrl_c():
+        with suppress(KeyboardInterrupt):
             _follow_task(call, answer["task"]["id"], answer)
 
 
@@ -163,7 +163,7 @@ def watch(call: Invocation, *, every_ms: int, once: bool, **given: Any) -> None:
     if once or not screen.is_terminal:
         screen.print(queue_tables(answer))
     if not once:
-        with ended_by_ctrl_c():
+        with suppress(KeyboardInterrupt):
             _keep_up(call, screen, answer, max(every_ms, 100) / 1000, given)
 
 
@@ -228,7 +228,7 @@ def logs(call: Invocation, *, task_id: str, follow: bool, limit: int) -> None:
     task_id = answer["task_id"]
     if answer.get("left_out") and not call.json:
         say(f"{answer['left_out']} older line(s) are not kept")
-    with ended_by_ctrl_c():
+    with suppress(KeyboardInterrupt):
         while True:
             if not call.answer(answer):
                 for line in answer["lines"]:
