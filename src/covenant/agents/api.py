@@ -330,8 +330,8 @@ class Turn(BaseTurn):
 
         Unlike `need_input`, this does not end the turn, and the results of its steps stay.
         """
-        said: str = (await self._steps.ask(_question("input", text), timeout_s))["text"]
-        return said
+        answer: str = (await self._steps.ask(_question("input", text), timeout_s))["text"]
+        return answer
 
     async def answer(self, call: Answer | str, what: Sendable) -> Answer:
         """Answers a waiting call (`answer.waits`), given by its answer or task id, and waits for the next answer."""
@@ -402,8 +402,8 @@ class SyncTurn(BaseTurn):
         return approval_of(self._ask(partial(self._steps.ask, _question("approval", text), timeout_s)))
 
     def ask(self, text: str, *, timeout_s: float | None = None) -> str:
-        said: str = self._ask(partial(self._steps.ask, _question("input", text), timeout_s))["text"]
-        return said
+        answer: str = self._ask(partial(self._steps.ask, _question("input", text), timeout_s))["text"]
+        return answer
 
     def spend(self, tokens: float = 0, **more: float) -> None:
         self._ask(lambda: BaseTurn.spend(self, tokens, **more))

@@ -110,13 +110,13 @@ class FunctionAgent:
 
     async def _listen(self, generator: AsyncGenerator[Any, Any], job: FunctionJob, output: FunctionOutput) -> None:
         try:
-            async for said in generator:
-                if type(said) is str:
-                    output.say(said)
+            async for item in generator:
+                if type(item) is str:
+                    output.say(item)
                 else:
                     if job.begun_before:
-                        await _check_changed(said, job)
-                    _say_checked(said, job, output, "yielded")
+                        await _check_changed(item, job)
+                    _say_checked(item, job, output, "yielded")
                     if job.ended:
                         return
                 if job.full:
@@ -131,10 +131,10 @@ class FunctionAgent:
             output.say(chunk)
             return job.room() if job.full else None
 
-        async def hear_yielded(said: Any) -> None:
+        async def hear_yielded(item: Any) -> None:
             if job.begun_before:
-                await _check_changed(said, job)
-            _say_checked(said, job, output, "yielded")
+                await _check_changed(item, job)
+            _say_checked(item, job, output, "yielded")
             if job.ended:
                 raise TurnStopped
 
@@ -176,11 +176,11 @@ def _is_async_def(function: Any) -> bool:
 def _tell_all(generator: Generator[Any, Any, Any], line: ThreadChannel, hear: Callable[[Any], Awaitable[None]]) -> None:
     """Runs in the thread. Sends texts without waiting; waits for any other value, since that may end the turn."""
     try:
-        for said in generator:
-            if type(said) is str:
-                line.tell(said)
+        for item in generator:
+            if type(item) is str:
+                line.tell(item)
             else:
-                line.ask(partial(hear, said))
+                line.ask(partial(hear, item))
     finally:
         generator.close()
 
@@ -193,21 +193,21 @@ async def earlier(job: Job, *, context: bool = False) -> tuple[MessageUpdate, ..
     before = await job.thread(context=context)
     view = await job.view() if job.leased.turn > 1 else None
     return (
-        (*before, *(said for said in view.history if said not in job.stored_messages)) if view is not None else before
+        (*before, *(each for each in view.history if each not in job.stored_messages)) if view is not None else before
     )
 
 
 async def _hear_returned(returned: Any, job: FunctionJob, output: FunctionOutput) -> None:
     if job.begun_before:
-        for said in returned if isinstance(returned, list | tuple) else (returned,):
-            await _check_changed(said, job)
+        for item in returned if isinstance(returned, list | tuple) else (returned,):
+            await _check_changed(item, job)
     _say_returned(returned, job, output)
 
 
-async def _check_changed(said: Any, job: FunctionJob) -> None:
+async def _check_changed(item: Any, job: FunctionJob) -> None:
     """Checks, before a value that ends the turn, that the function has asked for every step in the ledger."""
-    parks = isinstance(said, StatusUpdate) and said.state != "working"
-    if parks or isinstance(said, Rejection | BareReply):
+    parks = isinstance(item, StatusUpdate) and item.state != "working"
+    if parks or isinstance(item, Rejection | BareReply):
         await job.steps.check_end()
 
 
@@ -219,33 +219,33 @@ def _say_returned(returned: Any, job: FunctionJob, output: FunctionOutput) -> No
     if isinstance(returned, str):
         output.say_at_once(str.__str__(returned))
     elif isinstance(returned, list | tuple):
-        for said in returned:
+        for item in returned:
             if not job.ended:
-                _say_checked(said, job, output, "returned")
+                _say_checked(item, job, output, "returned")
     else:
         _say_checked(returned, job, output, "returned")
 
 
-def _say_checked(said: Any, job: FunctionJob, output: FunctionOutput, how: str) -> None:
+def _say_checked(item: Any, job: FunctionJob, output: FunctionOutput, how: str) -> None:
     """Sends a value. One of our own types may be made by hand, so its fields are checked."""
     try:
-        if isinstance(said, _VALUES):
-            said = checked(type(said).__name__, said, type(said), TOLD_NESTING_MAX + _WRAPPING)
+        if isinstance(item, _VALUES):
+            item = checked(type(item).__name__, item, type(item), TOLD_NESTING_MAX + _WRAPPING)
     except WrongType as wrong:
         job.fail(f"the agent {how} an invalid value: {wrong.message}")
     else:
-        _say(said, job, output, how)
+        _say(item, job, output, how)
 
 
-def _say(said: Any, job: FunctionJob, output: FunctionOutput, how: str) -> None:
-    match said:
+def _say(item: Any, job: FunctionJob, output: FunctionOutput, how: str) -> None:
+    match item:
         case str():
-            output.say(str.__str__(said))
+            output.say(str.__str__(item))
         case StatusUpdate(state="working"):
-            output.status(said)
+            output.status(item)
         case StatusUpdate():
             output.close()
-            job.park(said)
+            job.park(item)
         case Rejection(text):
             job.reject(text)
         case Retry(after_s, text, last):
@@ -255,10 +255,10 @@ def _say(said: Any, job: FunctionJob, output: FunctionOutput, how: str) -> None:
                 job.retry(after_s, text)
         case BareReply(content):
             _reply(content, job, output)
-        case _ if isinstance(said, _CONTENT):
-            output.give(said)
+        case _ if isinstance(item, _CONTENT):
+            output.give(item)
         case _:
-            job.fail(f"the agent {how} {_article(type(said).__name__)}, which cannot be sent; it may be {SAYABLE}")
+            job.fail(f"the agent {how} {_article(type(item).__name__)}, which cannot be sent; it may be {SAYABLE}")
 
 
 def _reply(content: tuple[Any, ...], job: FunctionJob, output: FunctionOutput) -> None:

@@ -112,14 +112,14 @@ class ProgramCalls:
 
     def begin(self, event: dict[str, Any]) -> None:
         """Starts a call. Raises `msgspec.ValidationError` for an event that is no valid call."""
-        asked = msgspec.convert(event, ProgramCall)
-        calls = [replace(call, what=msgspec.convert(call.what, tuple[Content, ...])) for call in asked.calls]
-        asked = replace(asked, calls=tuple(calls))
-        if asked.id in self._under_way or len(self._under_way) >= CALLS_MAX:
+        request = msgspec.convert(event, ProgramCall)
+        calls = [replace(call, what=msgspec.convert(call.what, tuple[Content, ...])) for call in request.calls]
+        request = replace(request, calls=tuple(calls))
+        if request.id in self._under_way or len(self._under_way) >= CALLS_MAX:
             raise msgspec.ValidationError(f"at most {CALLS_MAX} calls at once, each with an id of its own")
-        doing = asyncio.create_task(self._perform(asked))
-        self._under_way[asked.id] = doing
-        doing.add_done_callback(lambda _: self._under_way.pop(asked.id, None))
+        doing = asyncio.create_task(self._perform(request))
+        self._under_way[request.id] = doing
+        doing.add_done_callback(lambda _: self._under_way.pop(request.id, None))
 
     def call_off(self, event: dict[str, Any]) -> None:
         doing = self._under_way.get(event.get("id", -1))
@@ -133,72 +133,72 @@ class ProgramCalls:
         if under_way:
             await asyncio.wait(under_way)
 
-    async def _perform(self, asked: ProgramCall) -> None:
+    async def _perform(self, request: ProgramCall) -> None:
         try:
-            answered = await _answer(self._job, asked)
+            answered = await _answer(self._job, request)
         except TurnStopped:
             # The turn has stopped for now: it waits, or is held. The program ends with it.
             if self._job.runner is not None and not self._job.over:  # what ends a job also stops its runner
                 self._job.runner.cancel()
             return
         except NotEnough as few:
-            answered = ProgramCallAnswer(id=asked.id, answers=few.answers, refused=refused(few, asked.wanted))
+            answered = ProgramCallAnswer(id=request.id, answers=few.answers, refused=refused(few, request.wanted))
         except Refusal as refusal:
-            answered = ProgramCallAnswer(id=asked.id, refused=refused(refusal))
+            answered = ProgramCallAnswer(id=request.id, refused=refused(refusal))
         except Exception:  # without an answer the program would wait for ever
             log.exception("program.call_failed", extra=self._job.fields())
             internal = Unavailable("internal", "the call failed in the daemon; its log says why")
-            answered = ProgramCallAnswer(id=asked.id, refused=refused(internal))
+            answered = ProgramCallAnswer(id=request.id, refused=refused(internal))
         with contextlib.suppress(ConnectionError):  # the program is gone
             self._stdin.write(_encode(answered) + b"\n")
             await self._stdin.drain()
 
 
-async def _answer(job: Job, asked: ProgramCall) -> ProgramCallAnswer:
-    match asked.verb:
+async def _answer(job: Job, request: ProgramCall) -> ProgramCallAnswer:
+    match request.verb:
         case "begin":
-            return ProgramCallAnswer(id=asked.id, step=await job.steps.begin(asked.name))
+            return ProgramCallAnswer(id=request.id, step=await job.steps.begin(request.name))
         case "end":
-            assert asked.step is not None
-            return ProgramCallAnswer(id=asked.id, value=await job.steps.end(asked.step, asked.value))
+            assert request.step is not None
+            return ProgramCallAnswer(id=request.id, value=await job.steps.end(request.step, request.value))
         case "fail":
-            assert asked.step is not None
-            assert asked.failure is not None
-            await job.steps.fail(asked.step, asked.failure)
+            assert request.step is not None
+            assert request.failure is not None
+            await job.steps.fail(request.step, request.failure)
         case "give_up":
-            assert asked.step is not None
-            job.steps.give_up(asked.step)
+            assert request.step is not None
+            job.steps.give_up(request.step)
         case "sleep":
-            await job.steps.sleep(asked.seconds or 0)
+            await job.steps.sleep(request.seconds or 0)
         case "wait_for":
             try:
-                return ProgramCallAnswer(id=asked.id, value=await job.steps.wait_for(asked.name, asked.seconds))
+                return ProgramCallAnswer(id=request.id, value=await job.steps.wait_for(request.name, request.seconds))
             except TimeoutError:
-                return ProgramCallAnswer(id=asked.id, timed_out=True)
+                return ProgramCallAnswer(id=request.id, timed_out=True)
         case "ask":
-            assert asked.question is not None
+            assert request.question is not None
             try:
-                return ProgramCallAnswer(id=asked.id, value=await job.steps.ask(asked.question, asked.seconds))
+                return ProgramCallAnswer(id=request.id, value=await job.steps.ask(request.question, request.seconds))
             except TimeoutError:
-                return ProgramCallAnswer(id=asked.id, timed_out=True)
+                return ProgramCallAnswer(id=request.id, timed_out=True)
         case "check_end":
             await job.steps.check_end()
         case _:
-            return ProgramCallAnswer(id=asked.id, answers=await _make_calls(job.calls, asked))
-    return ProgramCallAnswer(id=asked.id)
+            return ProgramCallAnswer(id=request.id, answers=await _make_calls(job.calls, request))
+    return ProgramCallAnswer(id=request.id)
 
 
-async def _make_calls(calls: TurnCalls, asked: ProgramCall) -> tuple[Answer, ...]:
+async def _make_calls(calls: TurnCalls, request: ProgramCall) -> tuple[Answer, ...]:
     one: Awaitable[Answer]
-    match asked.verb:
+    match request.verb:
         case "all":
-            return await calls.all(asked.calls, step=asked.name)
+            return await calls.all(request.calls, step=request.name)
         case "quorum":
-            return await calls.quorum(asked.wanted, asked.calls, step=asked.name)
+            return await calls.quorum(request.wanted, request.calls, step=request.name)
         case "answer":
-            one = calls.answer(asked.child, asked.parts, step=asked.name)
+            one = calls.answer(request.child, request.parts, step=request.name)
         case _:
-            one = calls.one(asked.calls[0], step=asked.name)
+            one = calls.one(request.calls[0], step=request.name)
     return (await one,)
 
 

@@ -113,17 +113,17 @@ class _Calls:
         return (await self._ask(ProgramCall(id=next(self._ids), verb="one", calls=(_asked(call),), name=step)))[0]
 
     async def all(self, calls: Sequence[Calling], *, step: str = "") -> tuple[Answer, ...]:
-        asked = tuple(map(_asked, calls))
-        return await self._ask(ProgramCall(id=next(self._ids), verb="all", calls=asked, name=step))
+        requests = tuple(map(_asked, calls))
+        return await self._ask(ProgramCall(id=next(self._ids), verb="all", calls=requests, name=step))
 
     async def quorum(self, wanted: int, calls: Sequence[Calling], *, step: str = "") -> tuple[Answer, ...]:
-        asked = tuple(map(_asked, calls))
-        return await self._ask(ProgramCall(id=next(self._ids), verb="quorum", calls=asked, wanted=wanted, name=step))
+        requests = tuple(map(_asked, calls))
+        return await self._ask(ProgramCall(id=next(self._ids), verb="quorum", calls=requests, wanted=wanted, name=step))
 
     async def answer(self, child: Answer | str, what: Sendable, *, step: str = "") -> Answer:
         child_id = child.task_id if isinstance(child, Answer) else child
-        asked = ProgramCall(id=next(self._ids), verb="answer", child=child_id, parts=parts_of(what), name=step)
-        return (await self._ask(asked))[0]
+        request = ProgramCall(id=next(self._ids), verb="answer", child=child_id, parts=parts_of(what), name=step)
+        return (await self._ask(request))[0]
 
     async def ask(self, **given: Any) -> ProgramCallAnswer:
         return await self._exchange(ProgramCall(id=next(self._ids), **given))
@@ -132,20 +132,20 @@ class _Calls:
         """Sends a call without waiting for an answer."""
         self._output.write_line(_encode(ProgramCall(id=next(self._ids), **given)))
 
-    async def _ask(self, asked: ProgramCall) -> tuple[Answer, ...]:
-        return (await self._exchange(asked)).answers
+    async def _ask(self, request: ProgramCall) -> tuple[Answer, ...]:
+        return (await self._exchange(request)).answers
 
-    async def _exchange(self, asked: ProgramCall) -> ProgramCallAnswer:
+    async def _exchange(self, request: ProgramCall) -> ProgramCallAnswer:
         waiting: asyncio.Future[ProgramCallAnswer] = asyncio.get_running_loop().create_future()
-        self._waiting[asked.id] = waiting
-        self._output.write_line(_encode(asked))
+        self._waiting[request.id] = waiting
+        self._output.write_line(_encode(request))
         try:
             answered = await waiting
         except asyncio.CancelledError:
-            self._output.write(type="call_off", id=asked.id)
+            self._output.write(type="call_off", id=request.id)
             raise
         finally:
-            del self._waiting[asked.id]
+            del self._waiting[request.id]
         if answered.refused is not None:
             raise raised(answered)
         return answered
@@ -163,17 +163,17 @@ class _Steps:
         assert step is not None
         return step
 
-    async def end(self, asked: AskedStep, value: Any) -> Any:
-        kept = (await self._ask("end", step=asked, value=as_json(asked, value))).value
+    async def end(self, step: AskedStep, value: Any) -> Any:
+        kept = (await self._ask("end", step=step, value=as_json(step, value))).value
         self.interrupted = False
         return kept
 
-    async def fail(self, asked: AskedStep, failure: StepFailure) -> None:
-        await self._ask("fail", step=asked, failure=failure)
+    async def fail(self, step: AskedStep, failure: StepFailure) -> None:
+        await self._ask("fail", step=step, failure=failure)
         self.interrupted = False
 
-    def give_up(self, asked: AskedStep) -> None:
-        self._calls.tell(verb="give_up", step=asked)
+    def give_up(self, step: AskedStep) -> None:
+        self._calls.tell(verb="give_up", step=step)
 
     async def sleep(self, seconds: float) -> None:
         await self._ask("sleep", seconds=seconds)

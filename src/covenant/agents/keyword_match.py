@@ -60,13 +60,13 @@ class KeywordIndex:
 
     def rank(self, text: str) -> list[KeywordMatch]:
         """The agents that share a word with the text, best first."""
-        asked = {stem: word for word, stem in _words(text)}
+        stems = {stem: word for word, stem in _words(text)}
         found: list[KeywordMatch] = []
         for listed, places in zip(self._agents, self._places, strict=True):
-            shared = [stem for stem in asked if stem in places]
+            shared = [stem for stem in stems if stem in places]
             score = sum(self._rarity[stem] * WEIGHTS[places[stem]] for stem in shared)
             if shared:
-                found.append(KeywordMatch(listed, round(score, 3), {asked[stem]: places[stem] for stem in shared}))
+                found.append(KeywordMatch(listed, round(score, 3), {stems[stem]: places[stem] for stem in shared}))
         return sorted(found, key=lambda ranked: -ranked.score)
 
 

@@ -102,8 +102,8 @@ class PeerAgent:
             await self._offer(job, target)
             turn = job.leased.turn
             if turn > 1:
-                said = tuple(part for message in job.messages for part in message.parts)
-                await self._requester.answer(job.task.id, turn, said)
+                parts = tuple(part for message in job.messages for part in message.parts)
+                await self._requester.answer(job.task.id, turn, parts)
             delegation = await self._follow(job)
             if not self._requester.is_passing(delegation, job.task):
                 return delegation

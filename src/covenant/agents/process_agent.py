@@ -128,7 +128,7 @@ class ProcessAgent:
             return
         assert process.stdin is not None
         calls = self.calls(job, process.stdin)
-        stderr_reader = asyncio.create_task(log_stderr(process, lambda said: log_line(job, said, stream="stderr")))
+        stderr_reader = asyncio.create_task(log_stderr(process, lambda line: log_line(job, line, stream="stderr")))
         helpers = [
             stderr_reader,
             asyncio.create_task(_write_turn(process.stdin, given, close=calls is None)),
@@ -307,14 +307,14 @@ class ProgramOutput:
         words, partial = _words(event), event.get("status") == "partial"
         if not self._output.text:
             self._output.say_at_once(words)
-        said = self._close()
+        parts = self._close()
         other = words and words != self._output.text
-        self._job.complete(*((Text(words),) if other else said), partial=partial)
+        self._job.complete(*((Text(words),) if other else parts), partial=partial)
 
     def _close(self) -> tuple[Content, ...]:
         """The program's output: each message is a block of its own. A function sends one message in many chunks."""
-        said, messages = self._output.close(), self._output.chunks
-        return messages if self._calls is None and len(messages) <= MESSAGES_MAX else said
+        parts, messages = self._output.close(), self._output.chunks
+        return messages if self._calls is None and len(messages) <= MESSAGES_MAX else parts
 
     def exited(self, code: int) -> None:
         if code == 0 and self._calls is not None:
@@ -371,9 +371,9 @@ LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": loggin
 LOGGED_LENGTH_MAX: Final = 20_000
 
 
-def log_line(job: Job, said: str, level: int = logging.INFO, *, stream: str = "log") -> None:
+def log_line(job: Job, line: str, level: int = logging.INFO, *, stream: str = "log") -> None:
     """Logs a line of the agent in its task's log."""
-    log.log(level, "process.said", extra=job.fields(said=said, stream=stream))
+    log.log(level, "process.said", extra=job.fields(said=line, stream=stream))
 
 
 def _stream(event: dict[str, Any]) -> str:

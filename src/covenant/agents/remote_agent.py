@@ -124,9 +124,9 @@ class RemoteAgent:
             stays=lambda: job.stopping == DAEMON_STOPS,
         )
         _count(job, stream, note.task_id)
-        async for heard in stream:
+        async for event in stream:
             note.take(stream.task_id, stream.reply.context_id)
-            await _say(job, heard)
+            await _say(job, event)
         return stream.reply
 
 
@@ -147,13 +147,13 @@ class _Note:
             self._job.say(StatusUpdate(metadata={REMOTE: noted}))
 
 
-def _count(job: Job, heard: RemoteStream | RemoteTaskView, earlier: str | None) -> None:
-    """Counts the usage that `heard` reports until the call is over. `earlier`: the remote task of earlier turns.
+def _count(job: Job, source: RemoteStream | RemoteTaskView, earlier: str | None) -> None:
+    """Counts the usage that `source` reports until the call is over. `earlier`: the remote task of earlier turns.
 
     Many agents report the usage of all turns of a task. The usage of earlier turns of the same task is counted already.
     """
     before = read_usage(job.notes.get(USAGE)) if earlier is not None else {}
-    job.spending.running = lambda: usage_beyond(heard.usage, before if heard.task_id == earlier else {})
+    job.spending.running = lambda: usage_beyond(source.usage, before if source.task_id == earlier else {})
 
 
 async def _follow(job: Job, remote: Remote, note: _Note) -> Reply:
@@ -163,8 +163,8 @@ async def _follow(job: Job, remote: Remote, note: _Note) -> Reply:
     _count(job, known, task_id)
     while True:
         try:
-            for heard in known.take(await remote.get(task_id)):
-                await _say(job, heard)
+            for event in known.take(await remote.get(task_id)):
+                await _say(job, event)
             failures = 0
         except (RemoteError, CallFailed) as failure:
             failures += 1
@@ -184,12 +184,12 @@ async def renew_lease(job: Job) -> None:
             await job.renew()
 
 
-async def _say(job: Job, heard: RemoteEvent) -> None:
-    match heard:
+async def _say(job: Job, event: RemoteEvent) -> None:
+    match event:
         case RemoteArtifact(update=update):
             job.say(unreserved_update(update))
-        case RemoteStatus(state=TaskState.WORKING) | RemoteTask(state=TaskState.WORKING) if heard.text:
-            job.say(StatusUpdate(heard.text))
+        case RemoteStatus(state=TaskState.WORKING) | RemoteTask(state=TaskState.WORKING) if event.text:
+            job.say(StatusUpdate(event.text))
         case RemoteStatus() | RemoteTask() | RemoteMessage():
             pass
     if job.full:
@@ -217,11 +217,11 @@ def _fail(job: Job, failure: Refusal | RemoteError | CallFailed) -> None:
     if isinstance(failure, RemoteTimedOut):
         job.fail(message)
         return
-    told = RemoteFailure(code=code, message=message)
+    remote_failure = RemoteFailure(code=code, message=message)
     if isinstance(failure, RemoteRefused):
-        said = failure.said or message
-        told = RemoteFailure(code=code, message=said, rpc_code=failure.rpc_code, status=failure.status)
-    job.notes[REMOTE_FAILURE] = msgspec.to_builtins(told)
+        text = failure.said or message
+        remote_failure = RemoteFailure(code=code, message=text, rpc_code=failure.rpc_code, status=failure.status)
+    job.notes[REMOTE_FAILURE] = msgspec.to_builtins(remote_failure)
     job.fail(f"the call of the remote agent failed: {message}")
 
 

@@ -77,10 +77,10 @@ class RouterAgent:
 
     async def _hand_over(self, job: Job, output: TurnOutput, listed: CallableAgent, parts: tuple[Content, ...]) -> None:
         # A remote agent receives only the text.
-        asked = text_of(parts) if listed.elsewhere or all(type(part) is Text for part in parts) else parts
+        content = text_of(parts) if listed.elsewhere or all(type(part) is Text for part in parts) else parts
         label = f"{'a2a' if listed.remote else 'agent'}:{listed.name}"
         try:
-            answer = await ask(job, listed.name, asked)
+            answer = await ask(job, listed.name, content)
         except CovenantError as error:
             output.tool(label, ok=False)
             job.fail(f"{listed.name}: {error}")

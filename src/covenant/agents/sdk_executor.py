@@ -79,14 +79,14 @@ def described(values: Iterable[object]) -> dict[str, Any]:
     if len(cards) != 1:
         return {}
     (card,) = cards
-    said = json_format.MessageToDict(card, preserving_proto_field_name=True)
+    fields = json_format.MessageToDict(card, preserving_proto_field_name=True)
     names = ("id", "name", "description", "tags", "examples", "input_modes", "output_modes")
     return {
         "name": card.name,
         "description": card.description,
-        "skills": [{name: skill[name] for name in names if name in skill} for skill in said.get("skills", ())],
-        "input_modes": said.get("default_input_modes", []),
-        "output_modes": said.get("default_output_modes", []),
+        "skills": [{name: skill[name] for name in names if name in skill} for skill in fields.get("skills", ())],
+        "input_modes": fields.get("default_input_modes", []),
+        "output_modes": fields.get("default_output_modes", []),
     }
 
 
@@ -136,29 +136,29 @@ class SdkEventQueue(EventQueue):
             self._status(task.status, task.metadata)
 
     def _status(self, status: pb.TaskStatus, metadata: struct_pb2.Struct) -> None:
-        job, said = self._job, _contents(status.message.parts)
-        words = "\n".join(block.text for block in said if isinstance(block, Text))
+        job, contents = self._job, _contents(status.message.parts)
+        words = "\n".join(block.text for block in contents if isinstance(block, Text))
         if noted := _plain(metadata):
             job.notes.update(noted)
         match status.state:
             case pb.TASK_STATE_COMPLETED:
-                job.complete(*said)
+                job.complete(*contents)
             case pb.TASK_STATE_FAILED:
-                job.fail(words or FAILED, *said)
+                job.fail(words or FAILED, *contents)
             case pb.TASK_STATE_REJECTED:
-                job.reject(words or "the agent rejected this", *said)
+                job.reject(words or "the agent rejected this", *contents)
             case pb.TASK_STATE_CANCELED:
-                job.give_up(words or "the agent canceled this", *said)
+                job.give_up(words or "the agent canceled this", *contents)
             case pb.TASK_STATE_INPUT_REQUIRED | pb.TASK_STATE_AUTH_REQUIRED as state:
                 self._go_on()
                 message_id = status.message.message_id or None
-                self._asked = StatusUpdate(words, _INTERRUPTIONS[state].value, parts=said, message_id=message_id)
+                self._asked = StatusUpdate(words, _INTERRUPTIONS[state].value, parts=contents, message_id=message_id)
                 if state == pb.TASK_STATE_AUTH_REQUIRED:
                     # The executor may wait for the answer inside `execute`, so its sender must see the question now.
-                    job.say(StatusUpdate(words, parts=said))
+                    job.say(StatusUpdate(words, parts=contents))
             case pb.TASK_STATE_WORKING:
                 self._go_on()
-                job.say(StatusUpdate(words, parts=said, message_id=status.message.message_id or None))
+                job.say(StatusUpdate(words, parts=contents, message_id=status.message.message_id or None))
                 self._said = True
             case _:
                 pass
@@ -184,10 +184,10 @@ class SdkUser(User):
 
 
 def _context(job: Job, view: TaskView | None) -> RequestContext:
-    task, said = job.task, job.messages
+    task, messages = job.task, job.messages
     context_id = task.context_id or task.id
-    message = _message(said[-1], task.id, context_id)
-    for more in said[:-1]:
+    message = _message(messages[-1], task.id, context_id)
+    for more in messages[:-1]:
         message.parts.extend(_message(more, task.id, context_id).parts)
     request = pb.SendMessageRequest(
         message=message,
@@ -206,9 +206,9 @@ def _task(view: TaskView | None) -> pb.Task | None:
     return json_format.Parse(V1.responses.encode_task(view), pb.Task(), ignore_unknown_fields=True)
 
 
-def _message(said: MessageUpdate, task_id: str, context_id: str) -> pb.Message:
-    told = msgspec.to_builtins(message_of(said, task_id, context_id, ""))
-    return json_format.ParseDict(told, pb.Message())
+def _message(update: MessageUpdate, task_id: str, context_id: str) -> pb.Message:
+    plain = msgspec.to_builtins(message_of(update, task_id, context_id, ""))
+    return json_format.ParseDict(plain, pb.Message())
 
 
 def _artifact(artifact: pb.Artifact, *, append: bool = False, last_chunk: bool = False) -> ArtifactUpdate:

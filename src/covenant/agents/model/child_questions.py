@@ -52,28 +52,28 @@ def question_of(agent: str, answer: Answer) -> ChildQuestion:
     return ChildQuestion(agent, answer.task_id, answer.text, answer.question_id)
 
 
-async def ask_person(job: Job, asked: ChildQuestion, told: Callable[[str, Answer], ChildResult]) -> ChildResult:
-    """Asks a person until the called agent waits for no further approval. `told` turns its answer into a result."""
+async def ask_person(job: Job, child: ChildQuestion, result_of: Callable[[str, Answer], ChildResult]) -> ChildResult:
+    """Asks a person until the called agent waits for no approval. `result_of` turns its answer into a result."""
     steps, rounds = job.steps, 0
     while True:
         rounds += 1
-        about = {"agent": asked.agent, "task_id": asked.task_id, "question_id": asked.question_id}
-        text = f"{asked.agent} asks: {asked.text}"[:QUESTION_CHARS_MAX]
+        about = {"agent": child.agent, "task_id": child.task_id, "question_id": child.question_id}
+        text = f"{child.agent} asks: {child.text}"[:QUESTION_CHARS_MAX]
         question = Question(kind="approval", text=text, tool="agent", arguments=about)
-        said = await steps.ask(question, None, signal=answered_signal(asked.task_id))
-        step = await steps.begin(f"answer of {asked.task_id} {rounds}")
+        reply = await steps.ask(question, None, signal=answered_signal(child.task_id))
+        step = await steps.begin(f"answer of {child.task_id} {rounds}")
         kept = step.found.result if step.found is not None else None
         if kept is None:
             try:
                 decision = None
-                if said:
-                    decision = PersonDecision(approved=said["approved"], reason=said["reason"], id=asked.question_id)
-                answer = await job.calls.pass_on(asked.task_id, decision, str(rounds))
-                more = question_of(asked.agent, answer) if answer.asks_approval else None
-                kept = {"more": more} if more is not None else {"result": told(asked.agent, answer)}
+                if reply:
+                    decision = PersonDecision(approved=reply["approved"], reason=reply["reason"], id=child.question_id)
+                answer = await job.calls.pass_on(child.task_id, decision, str(rounds))
+                more = question_of(child.agent, answer) if answer.asks_approval else None
+                kept = {"more": more} if more is not None else {"result": result_of(child.agent, answer)}
                 kept = await steps.end(step, kept)
             finally:
                 steps.give_up(step)
         if "result" in kept:
             return msgspec.convert(kept["result"], ChildResult)
-        asked = msgspec.convert(kept["more"], ChildQuestion)
+        child = msgspec.convert(kept["more"], ChildQuestion)

@@ -51,9 +51,9 @@ class _DeferredCall(msgspec.Struct, frozen=True):
 
     @property
     def question(self) -> Question:
-        asked = self.arguments.get("question")
-        if self.kind == "input" and self.tool == ASK_USER and isinstance(asked, str):
-            return Question(kind="input", text=asked[:QUESTION_CHARS_MAX] or "?")
+        prompt = self.arguments.get("question")
+        if self.kind == "input" and self.tool == ASK_USER and isinstance(prompt, str):
+            return Question(kind="input", text=prompt[:QUESTION_CHARS_MAX] or "?")
         what = turn_files.written(self.arguments)
         what = what if len(what) <= ARGUMENTS_CHARS_MAX else f"{what[:ARGUMENTS_CHARS_MAX]}…"
         text = f"May I use {self.tool} with {what}? (approve, or deny: why)"
@@ -78,7 +78,7 @@ class ModelConversation:
         prompt: str | list[messages.UserContent] | None,
         history: list[messages.ModelMessage],
     ) -> AgentRunResult[Any]:
-        steps, asked = self._job.steps, RunInput(prompt, history)
+        steps, run_input = self._job.steps, RunInput(prompt, history)
         while True:
             self._rounds += 1
             step = await steps.begin(f"conversation {self._rounds}")
@@ -86,7 +86,7 @@ class ModelConversation:
             if kept is None:
                 self._output.begin_round(self._rounds)
                 try:
-                    result = await run(asked)
+                    result = await run(run_input)
                     if not isinstance(result.output, DeferredToolRequests):
                         return result
                     if self._rounds > QUESTIONS_MAX:
@@ -96,7 +96,9 @@ class ModelConversation:
                 finally:
                     steps.give_up(step)
             history = _messages.validate_python(kept["messages"])
-            asked = RunInput(None, history, await self._ask(msgspec.convert(kept["calls"], tuple[_DeferredCall, ...])))
+            run_input = RunInput(
+                None, history, await self._ask(msgspec.convert(kept["calls"], tuple[_DeferredCall, ...]))
+            )
 
     async def _ask(self, calls: tuple[_DeferredCall, ...]) -> DeferredToolResults:
         answers = DeferredToolResults()

@@ -106,15 +106,15 @@ class ModelAdvisor:
     async def consult(self, question: str, asking: Asking) -> str:
         return await self._ask(CONSULT, question, asking)
 
-    async def judge(self, asked: str, answer: str, asking: Asking) -> Verdict:
-        shown = f"The user asked:\n{asked}\n\nThe agent's answer:\n{answer}"
+    async def judge(self, request: str, answer: str, asking: Asking) -> Verdict:
+        shown = f"The user asked:\n{request}\n\nThe agent's answer:\n{answer}"
         return self._read(await self._ask(GATE, shown, asking))
 
     async def _ask(self, role: str, shown: str, asking: Asking) -> str:
         usage, limits = asking.usage, asking.limits
-        told = "\n\n".join(filter(None, (role, self._advisor.prompt)))
+        instructions = "\n\n".join(filter(None, (role, self._advisor.prompt)))
         model = BoundedModel(self._model, self._request_s, self._fallbacks, asking.changed, job=asking.job)
-        agent: Agent[None, str] = Agent(model, instructions=told, model_settings=self._settings)
+        agent: Agent[None, str] = Agent(model, instructions=instructions, model_settings=self._settings)
         async with agent.run_stream(shown, usage=usage, usage_limits=limits) as answer:
             return await answer.get_output()
 
@@ -270,11 +270,11 @@ class ModelAgent:
         before = history_of(await earlier(job, context=True))
         agent = self._agent(job, toolbox, model)
 
-        async def run(asked: RunInput) -> AgentRunResult[Any]:
+        async def run(run_input: RunInput) -> AgentRunResult[Any]:
             async with agent.run_stream_events(
-                asked.prompt,
-                message_history=asked.history,
-                deferred_tool_results=asked.answers,
+                run_input.prompt,
+                message_history=run_input.history,
+                deferred_tool_results=run_input.answers,
                 usage_limits=self._limits(job),
                 usage=usage,
             ) as events:
@@ -288,16 +288,16 @@ class ModelAgent:
         """Holds back the model's answer until its advisor has let it pass."""
         adviser, limits = self._adviser, self._limits(job)
         assert adviser is not None
-        agent, asked = self._agent(job, toolbox, model), "\n".join(text_of(message.parts) for message in job.messages)
+        agent, request = self._agent(job, toolbox, model), "\n".join(text_of(message.parts) for message in job.messages)
         prompt, before = prompt_of(job), history_of(await earlier(job, context=True))
         conversation = ModelConversation(job, output, toolbox)
         asking = Asking(job, usage, limits, partial(_report_fallback, job, output))
 
-        async def run(asked: RunInput) -> AgentRunResult[Any]:
+        async def run(run_input: RunInput) -> AgentRunResult[Any]:
             async with agent.run_stream_events(
-                asked.prompt,
-                message_history=asked.history,
-                deferred_tool_results=asked.answers,
+                run_input.prompt,
+                message_history=run_input.history,
+                deferred_tool_results=run_input.answers,
                 usage_limits=limits,
                 usage=usage,
             ) as events:
@@ -305,9 +305,9 @@ class ModelAgent:
 
         for redirects in range(adviser.redirects_max + 1):
             result = await conversation.hold(run, prompt, before)
-            verdict = await adviser.judge(asked, result.output, asking)
-            told = {"signal": f"gate_{verdict.signal}", "redirects": redirects}
-            output.status(StatusUpdate(f"The advisor says: {verdict.signal}", metadata={ADVISOR: told}))
+            verdict = await adviser.judge(request, result.output, asking)
+            details = {"signal": f"gate_{verdict.signal}", "redirects": redirects}
+            output.status(StatusUpdate(f"The advisor says: {verdict.signal}", metadata={ADVISOR: details}))
             if verdict.signal == "continue":
                 toolbox.give_files()
                 output.say_at_once(result.output)
@@ -322,9 +322,9 @@ class ModelAgent:
         """Limits over all model requests of this turn."""
         adviser = self._adviser
         rounds = adviser.redirects_max + 1 if adviser is not None and adviser.gates else 1
-        asked = 0 if adviser is None else CONSULTS_MAX + rounds
+        consults = 0 if adviser is None else CONSULTS_MAX + rounds
         return UsageLimits(
-            request_limit=REQUESTS_MAX * rounds + asked, total_tokens_limit=job.spending.tokens_max or None
+            request_limit=REQUESTS_MAX * rounds + consults, total_tokens_limit=job.spending.tokens_max or None
         )
 
     def _agent(self, job: Job, toolbox: Toolbox, model: BoundedModel) -> Agent[Any, str | DeferredToolRequests]:
@@ -365,14 +365,16 @@ class ModelAgent:
 
     def _answer_tokens(self, job: Job) -> int:
         """The length limit of the next answer: never more than the tokens left for this task."""
-        left, asked = job.spending.tokens_left, self._definition.max_tokens
-        return asked if left is None else max(1, min(asked, left))
+        left, wanted = job.spending.tokens_left, self._definition.max_tokens
+        return wanted if left is None else max(1, min(wanted, left))
 
 
-def _report_fallback(job: Job, output: TurnOutput, unable: str, why: str, asked: str) -> None:
-    log.warning("model.fallback", extra=job.fields(model=unable, why=why, asked=asked))
-    told = {"model": unable, "why": why, "asked": asked}
-    output.status(StatusUpdate(f"The model {unable} is {PLAIN[why]}; {asked} is asked now", metadata={FALLBACK: told}))
+def _report_fallback(job: Job, output: TurnOutput, unable: str, why: str, fallback: str) -> None:
+    log.warning("model.fallback", extra=job.fields(model=unable, why=why, asked=fallback))
+    details = {"model": unable, "why": why, "asked": fallback}
+    output.status(
+        StatusUpdate(f"The model {unable} is {PLAIN[why]}; {fallback} is asked now", metadata={FALLBACK: details})
+    )
     job.spend({FALLBACKS: 1})
 
 

@@ -108,23 +108,23 @@ class PydanticAiAgent:
                 raise
 
     async def _talk(self, job: Job, output: TurnOutput, usage: RunUsage) -> AgentRunResult[Any]:
-        said = await earlier(job, context=True)
-        before, deps = history_of(said), self._deps
+        thread = await earlier(job, context=True)
+        before, deps = history_of(thread), self._deps
         if inspect.isroutine(deps):
-            deps = deps(Turn(job, said, 1))
+            deps = deps(Turn(job, thread, 1))
             if inspect.isawaitable(deps):
                 deps = await deps
         model, tools = self._agent.model, ToolCallNotes(output)
         watched = None if model is None else BoundedModel(infer_model(model), None, job=job)
 
-        async def run(asked: RunInput) -> AgentRunResult[Any]:
+        async def run(run_input: RunInput) -> AgentRunResult[Any]:
             async with self._agent.run_stream_events(
-                asked.prompt,
+                run_input.prompt,
                 model=watched,
                 capabilities=[WatchedTools(job)],
                 output_type=self._output_type,
-                message_history=asked.history,
-                deferred_tool_results=asked.answers,
+                message_history=run_input.history,
+                deferred_tool_results=run_input.answers,
                 deps=deps,
                 usage=usage,
                 usage_limits=UsageLimits(total_tokens_limit=job.spending.tokens_max or None),
@@ -278,9 +278,9 @@ def _prompt(part: Content) -> messages.UserContent:
             return f"[file: {', '.join(filter(None, (name, kind, f'{size} bytes')))}; too large to be shown]"
 
 
-def history_of(said: tuple[MessageUpdate, ...]) -> list[messages.ModelMessage]:
+def history_of(thread: tuple[MessageUpdate, ...]) -> list[messages.ModelMessage]:
     made: list[messages.ModelMessage] = []
-    for message in said:
+    for message in thread:
         if message.role == "user":
             made.append(messages.ModelRequest([messages.UserPromptPart(_prompts(message.parts))]))
         else:
@@ -357,16 +357,16 @@ def call_failure_code(error: Exception) -> str | None:
     return (why_unable(error) if isinstance(error, ModelAPIError) else None) or failure_code(error)
 
 
-def _learn(answer: ModelAnswer, said: ModelResponse | StreamedResponse) -> None:
+def _learn(answer: ModelAnswer, response: ModelResponse | StreamedResponse) -> None:
     """Sets what an answer used and why it ended. A stream's values are read when it is over."""
 
     def tokens() -> ModelTokens:
-        used = said.usage
+        used = response.usage
         return ModelTokens(used.input_tokens, used.output_tokens, used.cache_read_tokens, used.cache_write_tokens)
 
     answer.tokens = tokens
-    answer.finish_reason = lambda: said.finish_reason
-    answer.model = lambda: said.model_name
+    answer.finish_reason = lambda: response.finish_reason
+    answer.model = lambda: response.model_name
 
 
 Fallback = Callable[[str, str, str], None]
@@ -429,11 +429,11 @@ class BoundedModel(WrapperModel):
         model_request_parameters: ModelRequestParameters,
     ) -> ModelResponse:
         while True:
-            said = self._prepared(messages, model_request_parameters)
+            prepared = self._prepared(messages, model_request_parameters)
             try:
                 with self._watch(model_settings) as answer, self._named():
                     async with asyncio.timeout(self._answer_s) as self._limit:
-                        response = await self._asked.request(said, model_settings, model_request_parameters)
+                        response = await self._asked.request(prepared, model_settings, model_request_parameters)
                     _learn(answer, response)
             except ModelAPIError as error:
                 if not self._fall_back(error):
@@ -452,13 +452,13 @@ class BoundedModel(WrapperModel):
     ) -> AsyncGenerator[StreamedResponse]:
         opened = False
         while not opened:
-            said = self._prepared(messages, model_request_parameters)
+            prepared = self._prepared(messages, model_request_parameters)
             try:
                 with self._watch(model_settings) as answer, self._named():
                     async with (
                         asyncio.timeout(self._answer_s) as self._limit,
                         self._asked.request_stream(
-                            said, model_settings, model_request_parameters, run_context
+                            prepared, model_settings, model_request_parameters, run_context
                         ) as stream,
                     ):
                         opened = True
@@ -474,10 +474,10 @@ class BoundedModel(WrapperModel):
                     raise
 
     def _watch(self, settings: ModelSettings | None) -> AbstractContextManager[ModelAnswer]:
-        asked, most = self._asked, (settings or {}).get("max_tokens")
+        model, most = self._asked, (settings or {}).get("max_tokens")
         self._limit = None
         calls = self._job.model_calls
-        return calls.watch(self._job, asked.system, asked.model_name, call_failure_code, most, late=lambda: self.late)
+        return calls.watch(self._job, model.system, model.model_name, call_failure_code, most, late=lambda: self.late)
 
     def _prepared(self, messages: list[ModelMessage], parameters: ModelRequestParameters) -> list[ModelMessage]:
         """The messages for the model asked now. The run has prepared them for the model that it began with."""

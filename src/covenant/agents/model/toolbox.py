@@ -219,9 +219,9 @@ class Toolbox:
             use.failed = None if ok else "tool_failed"
         self._output.tool(label(name, given), ok=ok, took_ms=round((monotonic() - began_s) * 1_000))
         command = spec.command.removeprefix("/") if spec is not None else name
-        told, took = framed(command, name, given, body, self._room)
+        text, took = framed(command, name, given, body, self._room)
         self._room -= took
-        return told
+        return text
 
     async def _run(
         self, spec: ToolSpec | None, name: str, given: Mapping[str, Any], key: tuple[str, bytes]
@@ -278,18 +278,18 @@ class Toolbox:
             return ChildResult(name, f"{ERR}{error}", ok=False)
 
     def resume(
-        self, name: str, given: Mapping[str, Any], told: Sequence[str | None], results: Sequence[ChildResult]
+        self, name: str, given: Mapping[str, Any], answers: Sequence[str | None], results: Sequence[ChildResult]
     ) -> str:
         """The framed result of a deferred use (`ChildrenAsk`), once all called agents have answered."""
         for result in results:
             self._output.sub(result.agent, self._job.task.depth + 1, result.text)
         left = iter(results)
-        texts = [text if text is not None else next(left).text for text in told]
+        texts = [text if text is not None else next(left).text for text in answers]
         agents = [str(call.get("agent", "")) for call in given.get("calls", ()) if isinstance(call, Mapping)]
         body = joined(agents, texts) if name == "parallel" else texts[0]
         self._output.tool(label(name, given), ok=all(result.ok for result in results))
-        said, _ = framed(TOOL_SPECS[name].command.removeprefix("/"), name, given, body, SHARED_BYTES_MAX)
-        return said
+        framed_text, _ = framed(TOOL_SPECS[name].command.removeprefix("/"), name, given, body, SHARED_BYTES_MAX)
+        return framed_text
 
     @tool("/parallel", f"Hand tasks to up to {PARALLEL_MAX} agents at once, and get all their answers.")
     async def parallel(self, calls: AgentMessages) -> str:
@@ -302,8 +302,8 @@ class Toolbox:
                 return f"{ERR}{error}"
 
         answers = await asyncio.gather(*(one(call) for call in calls))
-        if asked := [answer for answer in answers if isinstance(answer, ChildQuestion)]:
-            raise ChildrenAsk(asked, [answer if isinstance(answer, str) else None for answer in answers])
+        if questions := [answer for answer in answers if isinstance(answer, ChildQuestion)]:
+            raise ChildrenAsk(questions, [answer if isinstance(answer, str) else None for answer in answers])
         return joined([call.agent for call in calls], map(str, answers))
 
     @tool("/a2a", "List the remote agents.")

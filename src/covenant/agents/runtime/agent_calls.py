@@ -136,25 +136,25 @@ class AgentCalls:
         self._recalled: asyncio.Task[None] | None = None
 
     async def one(self, call: Call, *, step: str = "") -> Answer:
-        (asked,) = await self._prepare((call,), step)
+        (delegated,) = await self._prepare((call,), step)
         async with self._job.slot.lent():
-            return await self._perform(asked)
+            return await self._perform(delegated)
 
     async def all(self, calls: Sequence[Calling], *, step: str = "") -> tuple[Answer, ...]:
         if not calls:
             return ()
-        asked = await self._prepare(calls, step)
+        delegated = await self._prepare(calls, step)
         async with self._job.slot.lent():
-            answers = await self._gather(asked, None)
+            answers = await self._gather(delegated, None)
         return tuple(answers[place] for place in range(len(calls)))
 
     async def quorum(self, wanted: int, calls: Sequence[Calling], *, step: str = "") -> tuple[Answer, ...]:
         """The first `wanted` answers that complete; the other calls are canceled. Raises NotEnough."""
         if not 1 <= checked("count", wanted, int) <= len(calls):
             raise Invalid("invalid_quorum", f"a quorum of {wanted} needs as many calls; there are {len(calls)}")
-        asked = await self._prepare(calls, step)
+        delegated = await self._prepare(calls, step)
         async with self._job.slot.lent():
-            answers = tuple((await self._gather(asked, wanted)).values())
+            answers = tuple((await self._gather(delegated, wanted)).values())
         done = tuple(answer for answer in answers if answer.ok)[:wanted]
         if len(done) < wanted:
             raise NotEnough(wanted, answers)
@@ -194,9 +194,9 @@ class AgentCalls:
             if isinstance(call, tuple):
                 agent, what = call
                 call = Call(agent=agent, what=what)  # noqa: PLW2901
-            asked, callee = await self._prepare_one(call, step)
-            found.append(asked)
-            callees[asked.task.id] = callee
+            delegated, callee = await self._prepare_one(call, step)
+            found.append(delegated)
+            callees[delegated.task.id] = callee
         new = {task_id: callee for task_id, callee in callees.items() if task_id not in self._made}
         budget = self._job.spending.budget
         if budget is None or not new:
@@ -210,8 +210,10 @@ class AgentCalls:
                 budget.release(task_id)
             raise
         return [
-            msgspec.structs.replace(asked, task=with_budget(asked.task, share)) if asked.task.id in new else asked
-            for asked in found
+            msgspec.structs.replace(delegated, task=with_budget(delegated.task, share))
+            if delegated.task.id in new
+            else delegated
+            for delegated in found
         ]
 
     async def _prepare_one(self, call: Call, step: str) -> tuple[DelegatedTask, Callee]:
@@ -226,10 +228,10 @@ class AgentCalls:
         else:
             task_id = self._next_id(step, callee.name, digest_of(parts))
         until_ms = await delegations.until_ms(job.task, call.timeout_ms, job.left_ms)
-        asked = delegations.delegated(
+        delegated = delegations.delegated(
             job.task, job.holder, callee, parts, task_id=task_id, until_ms=until_ms, idempotent=call.idempotent
         )
-        return asked, callee
+        return delegated, callee
 
     def _admit(self, new: dict[TaskId, Callee]) -> None:
         limits, now_ms = self._delegations.limits, self._delegations.ledger.clock.monotonic_ms()
@@ -282,17 +284,17 @@ class AgentCalls:
                 made_ms = clock.monotonic_ms() - clock.age_ms(child.created_at_ms or 0)
                 self._last_ms = made_ms if self._last_ms is None else max(self._last_ms, made_ms)
 
-    async def _perform(self, asked: DelegatedTask) -> Answer:
+    async def _perform(self, delegated: DelegatedTask) -> Answer:
         await self._job.check_going_on()
         try:
-            return self._answered(await self._delegations.perform(asked))
+            return self._answered(await self._delegations.perform(delegated))
         except asyncio.CancelledError:
             if self._job.stopping is None and not self._job.over:
                 # The author does not wait for it any more. A stop of the whole job decides about its calls.
-                await self._withdraw(asked.task)
+                await self._withdraw(delegated.task)
             raise
         except Refusal:
-            self._release(asked.task.id)
+            self._release(delegated.task.id)
             raise
 
     async def _withdraw(self, task: Task) -> None:
@@ -306,14 +308,14 @@ class AgentCalls:
         if self._job.spending.budget is not None:
             self._job.spending.budget.release(task_id)
 
-    async def _gather(self, asked: Sequence[DelegatedTask], wanted: int | None) -> dict[int, Answer]:
+    async def _gather(self, delegated: Sequence[DelegatedTask], wanted: int | None) -> dict[int, Answer]:
         """Answers by their place, until `wanted` have completed, or cannot. The remaining calls are withdrawn."""
 
         def is_enough() -> bool:
             done = sum(answer.ok for answer in answers.values())
             return wanted is not None and (done >= wanted or done + len(pending) < wanted)
 
-        places = {asyncio.ensure_future(self._perform(each)): place for place, each in enumerate(asked)}
+        places = {asyncio.ensure_future(self._perform(each)): place for place, each in enumerate(delegated)}
         pending, answers = set(places), dict[int, Answer]()
         try:
             while pending and not is_enough():
@@ -331,7 +333,7 @@ class AgentCalls:
         usage = usage_of(view.result)
         if view.state.terminal:
             self._charge(view.task.id, usage)
-        asked = view.message.metadata if view.state.waits and view.message is not None else None
+        metadata = view.message.metadata if view.state.waits and view.message is not None else None
         return Answer(
             text=answer_text(view.state, view.message, view.artifacts, view.history),
             parts=view.message.parts if view.message is not None else (),
@@ -340,8 +342,8 @@ class AgentCalls:
             task_id=view.task.id,
             usage=usage,
             remote_failure=_remote_failure(view.result),
-            asks_approval=asks_approval(asked),
-            question_id=asked_id(asked),
+            asks_approval=asks_approval(metadata),
+            question_id=asked_id(metadata),
         )
 
     def _charge(self, task_id: TaskId, usage: dict[str, float]) -> None:

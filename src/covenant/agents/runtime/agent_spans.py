@@ -38,8 +38,8 @@ def begin_attempt(tracer: Tracer, leased: LeasedTask) -> tuple[Span, LeasedTask]
         tracing.LEASE: lease.lease_id,
     }
     if tracer.content:
-        asked = leased.messages or (first_message(task),)
-        attributes[tracing.INPUT] = tracing.message("user", "\n".join(text_of(each.parts) for each in asked))
+        messages = leased.messages or (first_message(task),)
+        attributes[tracing.INPUT] = tracing.message("user", "\n".join(text_of(each.parts) for each in messages))
     name = f"{INVOKE_AGENT} {attributes[tracing.AGENT_NAME]}"
     span = tracer.begin(name, "internal", attributes, parent=tracing.trace_of(task), at_ms=lease.leased_at_ms)
     return span, msgspec.structs.replace(leased, task=tracing.traced(task, span.trace))
@@ -61,8 +61,8 @@ def end_attempt(span: Span, job: Job) -> None:
     usage = job.notes.get("usage")
     if isinstance(usage, dict):
         attributes |= {TOKENS[name]: int(used) for name, used in usage.items() if name in TOKENS}
-    if job.tracer.content and (said := text_of(job.said)):
-        attributes[tracing.OUTPUT] = tracing.message("assistant", said)
+    if job.tracer.content and (text := text_of(job.said)):
+        attributes[tracing.OUTPUT] = tracing.message("assistant", text)
     span.note(attributes)
     span.end(failed=ending if failed else None)
 

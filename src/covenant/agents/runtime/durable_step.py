@@ -55,9 +55,9 @@ class DurableSteps(Protocol):
     @property
     def interrupted(self) -> bool: ...
     async def begin(self, name: str) -> AskedStep: ...
-    async def end(self, asked: AskedStep, value: Any) -> Any: ...
-    async def fail(self, asked: AskedStep, failure: StepFailure) -> None: ...
-    def give_up(self, asked: AskedStep) -> None: ...
+    async def end(self, step: AskedStep, value: Any) -> Any: ...
+    async def fail(self, step: AskedStep, failure: StepFailure) -> None: ...
+    def give_up(self, step: AskedStep) -> None: ...
     async def sleep(self, seconds: float) -> None: ...
     async def wait_for(self, name: str, timeout_s: float | None) -> Any: ...
     async def ask(self, question: Question, timeout_s: float | None) -> dict[str, Any]: ...
@@ -93,44 +93,44 @@ def step_here(steps: DurableSteps) -> str:
 
 async def perform_step(steps: DurableSteps, name: str, function: Callable[[], Any]) -> Any:
     """Does a step, unless the ledger has it. `function` may be async."""
-    asked = await steps.begin(name)
-    if asked.found is not None:
-        if asked.found.failure is not None and asked.found.failure.canceled:
-            await _wait_for_cancel(steps, asked)
-        return _kept(asked.found)
+    step = await steps.begin(name)
+    if step.found is not None:
+        if step.found.failure is not None and step.found.failure.canceled:
+            await _wait_for_cancel(steps, step)
+        return _kept(step.found)
     try:
         with inside_step(steps, name):
             value = function()
             if inspect.isawaitable(value):
                 value = await value
-        kept, canceled = await finish(steps.end(asked, value))
+        kept, canceled = await finish(steps.end(step, value))
     except (Exception, asyncio.CancelledError) as error:  # raised again, in the ledger's form
         if isinstance(error, TurnStopped):
-            steps.give_up(asked)
+            steps.give_up(step)
             raise
         here = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and here is not None and here.cancelling():
-            await finish(steps.fail(asked, CANCELED))
+            await finish(steps.fail(step, CANCELED))
             raise
         failure = failure_of(error)
-        _, canceled = await finish(steps.fail(asked, failure))
+        _, canceled = await finish(steps.fail(step, failure))
         if canceled:
             cancel_again()
         raise exception_of(failure) from error
     except BaseException:
-        steps.give_up(asked)
+        steps.give_up(step)
         raise
     if canceled:
         cancel_again()
     return kept
 
 
-async def _wait_for_cancel(steps: DurableSteps, asked: AskedStep) -> None:
+async def _wait_for_cancel(steps: DurableSteps, step: AskedStep) -> None:
     """Waits until canceled, as in the first run: the function canceled this step then, and does so again."""
     try:
         await asyncio.get_running_loop().create_future()
     finally:
-        steps.give_up(asked)
+        steps.give_up(step)
 
 
 def _kept(found: StepUpdate) -> Any:
@@ -155,20 +155,20 @@ def cancel_again() -> None:
 
 def perform_sync_step(steps: DurableSteps, name: str, function: Callable[[], T], ask: AskLoop) -> T:
     """The same in a thread, which asks the event loop for the ledger's part. Only its turn's end can cancel it."""
-    asked = ask(lambda: steps.begin(name))
-    if asked.found is not None:
-        done: T = _kept(asked.found)
+    step = ask(lambda: steps.begin(name))
+    if step.found is not None:
+        done: T = _kept(step.found)
         return done
     try:
         with inside_step(steps, name):
             value = function()
-        kept: T = ask(lambda: steps.end(asked, value))
+        kept: T = ask(lambda: steps.end(step, value))
     except Exception as error:
         failure = failure_of(error)
-        ask(lambda: steps.fail(asked, failure))
+        ask(lambda: steps.fail(step, failure))
         raise exception_of(failure) from error
     except BaseException:
-        ask(lambda: steps.give_up(asked))
+        ask(lambda: steps.give_up(step))
         raise
     return kept
 
@@ -186,14 +186,12 @@ async def finish(doing: Awaitable[T]) -> tuple[T, bool]:
     return writing.result(), canceled
 
 
-def as_json(asked: AskedStep, value: Any, bytes_max: int = RESULT_BYTES_MAX) -> Any:
+def as_json(step: AskedStep, value: Any, bytes_max: int = RESULT_BYTES_MAX) -> Any:
     try:
         plain = checked("result", msgspec.to_builtins(value, str_keys=True), Any, TOLD_NESTING_MAX)
         size = len(_encode(plain))
     except (TypeError, ValueError, RecursionError, WrongType) as wrong:
-        raise StepError(
-            "step_result", f"the result of step {asked.name!r} cannot be written as JSON: {wrong}"
-        ) from None
+        raise StepError("step_result", f"the result of step {step.name!r} cannot be written as JSON: {wrong}") from None
     if size > bytes_max:
-        raise StepError("step_result", f"the result of step {asked.name!r} has more than {bytes_max} bytes")
+        raise StepError("step_result", f"the result of step {step.name!r} has more than {bytes_max} bytes")
     return plain

@@ -192,10 +192,10 @@ class Job(JobBuffer):
 
     async def _inline_files(self, files: StoredFiles) -> None:
         """Gives inline bytes to the agent as they came."""
-        said = self.messages
-        if any(type(part) is File for message in said for part in message.parts):
-            given = [msgspec.structs.replace(each, parts=await files.inlined(each.parts)) for each in said]
-            self._stored_messages = said
+        messages = self.messages
+        if any(type(part) is File for message in messages for part in message.parts):
+            given = [msgspec.structs.replace(each, parts=await files.inlined(each.parts)) for each in messages]
+            self._stored_messages = messages
             self.leased = msgspec.structs.replace(self.leased, messages=tuple(given))
 
     @property

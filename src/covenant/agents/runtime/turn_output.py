@@ -430,15 +430,15 @@ class TurnOutput:
     def tool(self, name: str, *, ok: bool, took_ms: int = 0) -> None:
         """Records that a tool was used, and whether it succeeded."""
         metadata = {f"x-arbiter.{TOOL_CALL}": True, "x-arbiter.took_ms": took_ms}
-        told = Json({"tool": name, "ok": ok}, metadata=metadata)
-        self._job.say(ArtifactUpdate(f"{self._task_id}-tool-{self._prefix}{self._tools}", (told,), TOOL_CALL))
+        part = Json({"tool": name, "ok": ok}, metadata=metadata)
+        self._job.say(ArtifactUpdate(f"{self._task_id}-tool-{self._prefix}{self._tools}", (part,), TOOL_CALL))
         self._tools += 1
 
     def sub(self, agent: str, depth: int, content: str) -> None:
         """Records the whole answer of another agent, beside the output here."""
-        said = {"agent": agent, "depth": depth, "content": content[:SUB_CHARACTERS_MAX]}
-        told = Json(said, metadata={f"x-arbiter.{SUB_AGENT}": True})
-        self._job.say(ArtifactUpdate(f"{self._task_id}-sub-{self._prefix}{self._subs}", (told,), SUB_AGENT))
+        value = {"agent": agent, "depth": depth, "content": content[:SUB_CHARACTERS_MAX]}
+        part = Json(value, metadata={f"x-arbiter.{SUB_AGENT}": True})
+        self._job.say(ArtifactUpdate(f"{self._task_id}-sub-{self._prefix}{self._subs}", (part,), SUB_AGENT))
         self._subs += 1
 
     def status(self, update: StatusUpdate) -> None:

@@ -80,44 +80,44 @@ class TurnSteps:
                 "step_repeated", f"step {name!r} was asked for twice in one turn; give each step its own name"
             )
         self._names.add(name)
-        asked = await self._ask(name, "step")
-        failed = asked.found.failure if asked.found is not None else None
+        step = await self._ask(name, "step")
+        failed = step.found.failure if step.found is not None else None
         if failed is not None and self._is_retried(failed):
-            asked = asked._replace(found=None)
-        if asked.found is None or (failed is not None and failed.canceled):
-            self._doing.add(asked.no)
-        return asked
+            step = step._replace(found=None)
+        if step.found is None or (failed is not None and failed.canceled):
+            self._doing.add(step.no)
+        return step
 
     def _is_retried(self, failed: StepFailure) -> bool:
         """Whether a failed step is done again: in a further attempt, unless the function went on after it."""
         return failed.attempt < self._job.leased.lease.attempt and max(self._ledger_has) <= failed.asked
 
-    async def end(self, asked: AskedStep, value: Any, *, bytes_max: int = RESULT_BYTES_MAX) -> Any:
+    async def end(self, step: AskedStep, value: Any, *, bytes_max: int = RESULT_BYTES_MAX) -> Any:
         """Writes the step's result; returns it as it will be read, once it is durable."""
         try:
-            plain = as_json(asked, value, bytes_max)
-            await self._write(self._update(asked, "step", plain))
+            plain = as_json(step, value, bytes_max)
+            await self._write(self._update(step, "step", plain))
         finally:
-            self.give_up(asked)
+            self.give_up(step)
         return plain
 
-    async def fail(self, asked: AskedStep, failure: StepFailure) -> None:
+    async def fail(self, step: AskedStep, failure: StepFailure) -> None:
         """Writes the step's failure. Returns when it is durable."""
         attempt = self._job.leased.lease.attempt
         failure = msgspec.structs.replace(failure, attempt=attempt, asked=self._asked)
         try:
-            await self._write(msgspec.structs.replace(self._update(asked, "step", None), failure=failure))
+            await self._write(msgspec.structs.replace(self._update(step, "step", None), failure=failure))
         finally:
-            self.give_up(asked)
+            self.give_up(step)
 
     async def _write(self, step: StepUpdate) -> None:
         await self._job.write(step)
         self._written += 1
 
-    def give_up(self, asked: AskedStep) -> None:
+    def give_up(self, step: AskedStep) -> None:
         """Notes that the step is not running any more."""
         self._moved += 1
-        self._doing.discard(asked.no)
+        self._doing.discard(step.no)
         if not self._doing:
             self._done.set()
 
@@ -125,21 +125,21 @@ class TurnSteps:
         checked("seconds", seconds, float | int)
         if not 0 <= seconds <= SECONDS_MAX:
             raise Invalid("invalid_sleep", "a sleep must be from 0 seconds to ten years")
-        asked = await self._ask(SLEEP, "sleep")
-        if not asked.done:
-            wait = Wait(since_ms=self._job.now_ms, for_ms=round(seconds * 1000), step=asked.no, name=SLEEP)
-            await self._wait(asked, wait)
+        step = await self._ask(SLEEP, "sleep")
+        if not step.done:
+            wait = Wait(since_ms=self._job.now_ms, for_ms=round(seconds * 1000), step=step.no, name=SLEEP)
+            await self._wait(step, wait)
 
     async def wait_for(self, name: str, timeout_s: float | None) -> Any:
         checked("name", name, str)
         if not 0 < len(name) <= SIGNAL_CHARS_MAX or not name.isprintable():
             raise Invalid("invalid_step", f"a signal needs a name of at most {SIGNAL_CHARS_MAX} printable characters")
         for_ms = _timeout_ms(timeout_s)
-        asked = await self._ask(name, "wait")
-        found = asked.found
+        step = await self._ask(name, "wait")
+        found = step.found
         if found is None or found.waits:
             found = await self._wait(
-                asked, Wait(since_ms=self._job.now_ms, for_ms=for_ms, signal=name, step=asked.no, name=name)
+                step, Wait(since_ms=self._job.now_ms, for_ms=for_ms, signal=name, step=step.no, name=name)
             )
         if found.timed_out:
             raise TimeoutError(f"no signal {name!r} came within {timeout_s} seconds")
@@ -154,8 +154,8 @@ class TurnSteps:
         if not 0 < len(question.text.strip()) <= QUESTION_CHARS_MAX:
             raise Invalid("invalid_question", f"a question needs a text of at most {QUESTION_CHARS_MAX} characters")
         for_ms, digest = _timeout_ms(timeout_s), question.digest
-        asked = await self._ask(question.kind, "ask")
-        found = asked.found
+        step = await self._ask(question.kind, "ask")
+        found = step.found
         if found is not None and _asked_before(found) not in (None, digest):
             await self._changed(found, "the function asks something else")
         if found is None or found.waits:
@@ -163,21 +163,21 @@ class TurnSteps:
             wait = begun or Wait(
                 since_ms=self._job.now_ms,
                 for_ms=for_ms,
-                step=asked.no,
+                step=step.no,
                 name=question.kind,
                 signal=signal,
                 asks=question.kind,
                 question=digest,
             )
-            about: dict[str, Any] = {"id": question_id(self._job.leased.turn, asked.no), "kind": question.kind}
+            about: dict[str, Any] = {"id": question_id(self._job.leased.turn, step.no), "kind": question.kind}
             if question.tool:
                 about |= {"tool": question.tool, "arguments": question.arguments}
             if (until_ms := wait.ends_at_ms(wait.since_ms)) is not None:
                 about["until_ms"] = until_ms
-            self._questions[asked.no] = StatusUpdate(
+            self._questions[step.no] = StatusUpdate(
                 question.text, Interruption.INPUT_REQUIRED.value, metadata={QUESTION: about}
             )
-            found = await self._wait(asked, wait)
+            found = await self._wait(step, wait)
         if found.timed_out:
             raise TimeoutError(f"no answer came within {timeout_s} seconds")
         answered: dict[str, Any] = found.result or {}
@@ -200,12 +200,12 @@ class TurnSteps:
         if found is not None and (found.name, found.kind) != (name, kind):
             await self._changed(found, f"the function asks for {name!r}")
         await self._job.check_going_on()
-        asked = AskedStep(no, name, found)
-        if canceled and not asked.done:
+        step = AskedStep(no, name, found)
+        if canceled and not step.done:
             raise asyncio.CancelledError
         if canceled:
             cancel_again()
-        return asked
+        return step
 
     async def _changed(self, found: StepUpdate, instead: str) -> None:
         reason = (
@@ -230,20 +230,20 @@ class TurnSteps:
         if self._usage:
             self._job.spend(dict(self._usage))
 
-    def _update(self, asked: AskedStep, kind: StepKind, value: Any) -> StepUpdate:
+    def _update(self, step: AskedStep, kind: StepKind, value: Any) -> StepUpdate:
         used = self._job.spending.own_usage if self._job.has_spent else {}
         new = {name: amount - self._usage.get(name, 0) for name, amount in used.items()}
         new = {name: amount for name, amount in new.items() if amount > 0}
         add_usage(self._usage, new)
-        return StepUpdate(asked.name, asked.no, self._job.leased.turn, kind, value, usage=new or None)
+        return StepUpdate(step.name, step.no, self._job.leased.turn, kind, value, usage=new or None)
 
-    async def _wait(self, asked: AskedStep, wait: Wait) -> StepUpdate:
+    async def _wait(self, step: AskedStep, wait: Wait) -> StepUpdate:
         """The wait's result, if it is known at once. Otherwise the turn stops here, and runs again when the wait ends.
 
         A canceled caller does not wait any more, and the task is not parked for it.
         """
-        if asked.found is not None and asked.found.wait is not None:
-            wait = asked.found.wait  # begun in an earlier lease
+        if step.found is not None and step.found.wait is not None:
+            wait = step.found.wait  # begun in an earlier lease
         self._waits[wait.step] = wait
         canceled = False
         try:
@@ -291,17 +291,17 @@ class TurnSteps:
     async def _suspend(self) -> None:
         """Parks the task for all current waits at once; of several questions, for the first."""
         job, turn = self._job, self._job.leased.turn
-        asked, *later = sorted(self._waits.values(), key=lambda wait: (wait.asks is None, wait.step))
+        first, *later = sorted(self._waits.values(), key=lambda wait: (wait.asks is None, wait.step))
         together = tuple(wait for wait in later if wait.asks is None)[: WAITS_MAX - 1]
-        new = (asked, *later) if asked.asks is not None and together else later
+        new = (first, *later) if first.asks is not None and together else later
         others = [
             StepUpdate(wait.name, wait.step, turn, wait.kind, wait=wait)
             for wait in new
             if wait.step not in self._ledger_has
         ]
-        wait = msgspec.structs.replace(asked, others=together)
+        wait = msgspec.structs.replace(first, others=together)
         try:
-            advanced = await job.suspend(wait, tuple(others), self._questions.get(asked.step))
+            advanced = await job.suspend(wait, tuple(others), self._questions.get(first.step))
         finally:
             job.parking = None
         if advanced.signal is not None:
