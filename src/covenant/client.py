@@ -192,8 +192,8 @@ class Client:
     async def download_file(self, file: File | ResourceLink) -> AsyncIterator[bytes]:
         """Yields the bytes of a file of a task that you may see, in pieces."""
         path = urlsplit(unlinked(file) if isinstance(file, File) else file.uri)
-        asked = self._opened().stream("GET", f"{path.path}?{path.query}", timeout=CALL_S)
-        async with asked as answer:
+        request = self._opened().stream("GET", f"{path.path}?{path.query}", timeout=CALL_S)
+        async with request as answer:
             if answer.status_code != 200:
                 raise refusal_of(answer.status_code, await answer.aread())
             async for piece in answer.aiter_bytes():

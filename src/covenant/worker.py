@@ -321,15 +321,15 @@ def _is_lost(renewing: asyncio.Future[None]) -> bool:
     return renewing.done() and not renewing.cancelled() and renewing.exception() is None
 
 
-def _result_of(task_id: TaskId, said: str | Content | Result | None) -> Result:
+def _result_of(task_id: TaskId, value: str | Content | Result | None) -> Result:
     try:
-        said = checked("result", said, Result if isinstance(said, Result) else str | Content | None)
+        value = checked("result", value, Result if isinstance(value, Result) else str | Content | None)
     except WrongType as wrong:
         log.warning("worker.refused", extra={"task_id": task_id, "code": wrong.code})
         return error_result(task_id, f"the worker returned a value that cannot be sent: {wrong.message}")
-    if isinstance(said, Result):
-        return said
-    return Result.ok(task_id) if said is None else Result.ok(task_id, said)
+    if isinstance(value, Result):
+        return value
+    return Result.ok(task_id) if value is None else Result.ok(task_id, value)
 
 
 async def _call_off(client: Client, taking: asyncio.Future[tuple[Taken, ...]], request_id: str) -> None:

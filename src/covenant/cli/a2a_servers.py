@@ -205,10 +205,10 @@ class Progress:
             self.said = event.text or self.said
             if not self._watched:
                 return
-            said = f"{event.state.value}: {brief(event.text)}" if event.text else event.state.value
-            if said != self._state:
-                self._state = said
-                say(f"· {said}")
+            status = f"{event.state.value}: {brief(event.text)}" if event.text else event.state.value
+            if status != self._state:
+                self._state = status
+                say(f"· {status}")
 
     def _write(self, text: str) -> None:
         if text:

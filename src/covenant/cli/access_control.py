@@ -280,26 +280,26 @@ def audit_filters(function: Function) -> Function:
 @limit_option(50)
 @audit_filters
 @follow_option("Continue with new rows.")
-def recent_audit(call: Invocation, *, limit: int, follow: bool, kind: str | None, **asked: Any) -> None:
+def recent_audit(call: Invocation, *, limit: int, follow: bool, kind: str | None, **filters: Any) -> None:
     """List the audit rows of the caller, the newest at the end. The operator sees all rows.
 
     With --json and --follow it prints an object whenever rows were written.
     """
-    asked["type"], since_ms = kind, asked["since_ms"]
-    events = _newest_audit(call, limit, asked)
+    filters["type"], since_ms = kind, filters["since_ms"]
+    events = _newest_audit(call, limit, filters)
     answer = {"limit": limit, "since_ms": since_ms, "events": events}
     call.show_table(answer, ("when", "who", "what", "details"), map(_audit_row, events), empty="no audit rows")
     if follow:
         with suppress(KeyboardInterrupt):
-            _follow_audit(call, events, asked)
+            _follow_audit(call, events, filters)
 
 
-def _newest_audit(call: Invocation, limit: int, asked: dict[str, Any]) -> list[dict[str, Any]]:
+def _newest_audit(call: Invocation, limit: int, filters: dict[str, Any]) -> list[dict[str, Any]]:
     """Says that there may be more rows: with a filter, the daemon looks at a bounded number of rows for one answer."""
     found: list[dict[str, Any]] = []
     below = None
     while True:
-        page = call.ask("recent_audit", limit=limit - len(found), below=below, **asked)
+        page = call.ask("recent_audit", limit=limit - len(found), below=below, **filters)
         found = [*page["events"], *found]
         below = page["next"]
         if below is None or len(found) == limit:
@@ -310,32 +310,32 @@ def _newest_audit(call: Invocation, limit: int, asked: dict[str, Any]) -> list[d
 @file_argument
 @audit_filters
 @replace_option
-def export_audit(call: Invocation, *, file: str | None, replace: bool, kind: str | None, **asked: Any) -> None:
+def export_audit(call: Invocation, *, file: str | None, replace: bool, kind: str | None, **filters: Any) -> None:
     """Write all audit rows that match the filters to FILE: one JSON object a line, the newest first.
 
     Without FILE, or with `-`, it writes to standard output. FILE appears when it is complete; only its owner can read
     it.
     """
-    write_lines(call, file, _all_audit(call, asked | {"type": kind}), "audit row(s)", replace=replace)
+    write_lines(call, file, _all_audit(call, filters | {"type": kind}), "audit row(s)", replace=replace)
 
 
-def _all_audit(call: Invocation, asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _all_audit(call: Invocation, filters: dict[str, Any]) -> Iterator[dict[str, Any]]:
     below = None
     while True:
-        page = call.ask("recent_audit", limit=AUDIT_ROWS_MAX, below=below, **asked)
+        page = call.ask("recent_audit", limit=AUDIT_ROWS_MAX, below=below, **filters)
         yield from reversed(page["events"])
         below = page["next"]
         if below is None:
             return
 
 
-def _follow_audit(call: Invocation, events: list[dict[str, Any]], asked: dict[str, Any]) -> None:
+def _follow_audit(call: Invocation, events: list[dict[str, Any]], filters: dict[str, Any]) -> None:
     after = None
     while True:
         if events:
-            asked["since_ms"], after = events[-1]["timestamp_ms"], events[-1]["id"]
-        events = call.ask_on("recent_audit", AUDIT_FOLLOW_MS, limit=AUDIT_ROWS_MAX, after=after, **asked)["events"]
-        if not events or call.answer({"limit": AUDIT_ROWS_MAX, "since_ms": asked["since_ms"], "events": events}):
+            filters["since_ms"], after = events[-1]["timestamp_ms"], events[-1]["id"]
+        events = call.ask_on("recent_audit", AUDIT_FOLLOW_MS, limit=AUDIT_ROWS_MAX, after=after, **filters)["events"]
+        if not events or call.answer({"limit": AUDIT_ROWS_MAX, "since_ms": filters["since_ms"], "events": events}):
             continue
         for event in events:
             _, _, *cells = _audit_row(event)

@@ -233,7 +233,7 @@ def _recorded(home: Path, data: bytes) -> dict[str, Any]:
 
 def _ended(call: Invocation, delegation_id: str) -> Answer:
     """Waits for the outcome of a delegation, and shows its progress meanwhile."""
-    said, since_ms = "", 0
+    shown, since_ms = "", 0
     while True:
         answer = call.ask(
             "show_delegation",
@@ -244,9 +244,9 @@ def _ended(call: Invocation, delegation_id: str) -> Answer:
         )
         found = answer["delegation"]
         line = found["message"] or found["state"]
-        if line != said and not call.json:
+        if line != shown and not call.json:
             say(line)
-            said = line
+            shown = line
             if "question" in found:
                 say(_how_to_answer(call, found["id"]))
         # The local task has the result a moment after the delegation has ended.
@@ -286,8 +286,8 @@ def _show_delegation(call: Invocation, delegation: str) -> None:
 
 def _delegation_line(delegation: dict[str, Any]) -> str:
     way = f"{ELSEWHERE} to" if delegation["role"] == "requester" else "from"
-    said = f"{_standing(delegation)} {delegation['id']} {way} {delegation['peer']}/{delegation['profile']}"
-    return f"{said} {delegation['code'] or ''}".rstrip()
+    text = f"{_standing(delegation)} {delegation['id']} {way} {delegation['peer']}/{delegation['profile']}"
+    return f"{text} {delegation['code'] or ''}".rstrip()
 
 
 def _standing(delegation: dict[str, Any]) -> str:

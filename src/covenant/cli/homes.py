@@ -226,8 +226,8 @@ def _show_losses(salvage: Salvage) -> None:
     for loss in salvage.losses:
         name = f"records {loss.seq} to {loss.through}" if loss.through > loss.seq else f"record {loss.seq}"
         say(f"  {name} ({loss.where}): {loss.reason}")
-        for said in loss.said:
-            say(f"    {said}")
+        for line in loss.said:
+            say(f"    {line}")
     if salvage.archive_lost:
         say(f"  the archive ({salvage.archive_lost}): the history that is no longer in the journal")
     say("A task whose lease or result was in one of them is back where it was before, and its work may be done twice.")
@@ -272,13 +272,13 @@ def _change(folder: Path, new_file: str | None, *, remove: bool) -> tuple[str, b
     from covenant.daemon.home import LockedHome
     from covenant.daemon.keystore import Keystore, find_passphrase
 
-    said = find_passphrase(environment())
+    current = find_passphrase(environment())
     was_locked = Keystore(folder, None).locked
     if remove and not was_locked:
         raise Failure("not_locked", f"the keys in {folder} have no passphrase")
-    if was_locked and said is None:
-        said = _asked("Passphrase", f"set {PASSPHRASE_VARIABLE} or {PASSPHRASE_FILE_VARIABLE}")
-    keystore = Keystore(folder, said if was_locked else None)
+    if was_locked and current is None:
+        current = _asked("Passphrase", f"set {PASSPHRASE_VARIABLE} or {PASSPHRASE_FILE_VARIABLE}")
+    keystore = Keystore(folder, current if was_locked else None)
     try:
         # Checked before a new passphrase is asked for.
         keystore.read_key()

@@ -116,12 +116,12 @@ def change(call: Invocation, *, peer: str, name: str | None, url: str | None, **
     """
     if name is None and url is None and all(each is None for each in limits.values()):
         raise click.UsageError("nothing to change is named; give --name, --url or a limit")
-    asked: dict[str, Any] = {"peerId": peer, "name": name, "url": url}
+    request: dict[str, Any] = {"peerId": peer, "name": name, "url": url}
     if any(each is not None for each in limits.values()):
         known = call.ask("show_peer", peerId=peer)["peer"]["limits"]
         given = {WIRE_NAMES[option]: limit for option, limit in limits.items() if limit is not None}
-        asked["limits"] = {**known, **given}
-    _show_peer(call, call.ask("change_peer", **asked))
+        request["limits"] = {**known, **given}
+    _show_peer(call, call.ask("change_peer", **request))
 
 
 def _add_peer_command(name: str, ask: str, meaning: str, **change: bool) -> None:
@@ -275,7 +275,7 @@ def usage(call: Invocation, *, peer: str | None, profile: str | None, role: str 
     else:
         say("nothing was delegated on these days")
     for quota in answer["quotas"]:
-        said = [
+        parts = [
             f"{quota[used]} of {quota[most]} {what}"
             for used, most, what in (
                 ("acceptedToday", "offersPerDay", "offers"),
@@ -283,7 +283,7 @@ def usage(call: Invocation, *, peer: str | None, profile: str | None, role: str 
             )
             if quota.get(most) is not None
         ]
-        put(f"{quota['peer']} has had {' and '.join(said)} today")
+        put(f"{quota['peer']} has had {' and '.join(parts)} today")
 
 
 def _show_peer(call: Invocation, answer: Answer) -> None:
@@ -310,8 +310,8 @@ def _warnings(peer: dict[str, Any]) -> str:
 def _peer_row(peer: dict[str, Any]) -> tuple[str, ...]:
     style = "red" if peer["conflict"] else "dim" if peer["denied"] else ""
     where = peer["url"] or "fetches by itself"
-    heard, troubles = ago(peer["lastSeen"]), _warnings(peer)
-    return style, peer["name"], peer["trustLevel"], peer["status"], heard, where, peer["id"], troubles
+    seen, troubles = ago(peer["lastSeen"]), _warnings(peer)
+    return style, peer["name"], peer["trustLevel"], peer["status"], seen, where, peer["id"], troubles
 
 
 def _candidate_row(found: dict[str, Any]) -> tuple[str, ...]:

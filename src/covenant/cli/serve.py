@@ -135,8 +135,8 @@ def ui(call: Invocation, *, only_print: bool) -> None:
     answer = call.ask("make_login_code")
     # Some browsers stay in the foreground of a terminal: those are not for this.
     opened = not (only_print or call.json) and _has_screen() and webbrowser.open(answer["url"])
-    said = "opened in the browser" if opened else f"open this address within {answer['lasts_ms'] // 1000} s"
-    call.show({**answer, "opened": opened}, answer["url"], said)
+    message = "opened in the browser" if opened else f"open this address within {answer['lasts_ms'] // 1000} s"
+    call.show({**answer, "opened": opened}, answer["url"], message)
 
 
 def _has_screen() -> bool:

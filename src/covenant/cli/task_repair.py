@@ -106,8 +106,8 @@ def cancel(call: Invocation, *, task_id: str | None, reason: str, **given: Any) 
         return
     _check_one(given)
     answer = call.ask("cancel_a2a_task", task_id=task_id, reason=reason)
-    said = [] if answer["canceled"] else [f"it had ended before: {answer['ending']}"]
-    call.show(answer, f"{'canceled' if answer['canceled'] else 'unchanged'} {answer['task_id']}", *said)
+    messages = [] if answer["canceled"] else [f"it had ended before: {answer['ending']}"]
+    call.show(answer, f"{'canceled' if answer['canceled'] else 'unchanged'} {answer['task_id']}", *messages)
 
 
 def _check_one(given: dict[str, Any]) -> None:
@@ -244,8 +244,8 @@ def _repair(call: Invocation, task_id: str, reason: str, command: dict[str, Any]
     given = {name: value for name, value in command.items() if value is not None}
     answer = call.ask("repair_a2a_task", request={"task_id": task_id, "command": given, "reason": reason})
     outcome = answer["outcome"]
-    said = f"it is {outcome['state'].replace('_', ' ')} now, after {outcome['attempt']} attempt(s)"
-    call.show(answer, f"{outcome['action']} {outcome['task_id']}", said)
+    message = f"it is {outcome['state'].replace('_', ' ')} now, after {outcome['attempt']} attempt(s)"
+    call.show(answer, f"{outcome['action']} {outcome['task_id']}", message)
 
 
 commands.add_command(push)

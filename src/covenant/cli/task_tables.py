@@ -128,7 +128,7 @@ def found_table(tasks: list[dict[str, Any]]) -> RenderableType:
     rows = table("", "state", "task", *(() if slim else ("from",)), "to", "try", "age", "what")
     for task in tasks:
         state = _found_state(task)
-        said = task["error_message"] or task["intent"]
+        text = task["error_message"] or task["intent"]
         rows.add_row(
             Text(state, STATE_STYLES.get(state, "yellow" if task["outcome"] is None else "")),
             task["task_id"][:SHORT_ID] if slim else task["task_id"],
@@ -136,7 +136,7 @@ def found_table(tasks: list[dict[str, Any]]) -> RenderableType:
             Text(brief(task["agent"], 20 if slim else 40)),
             str(task["attempt"]),
             age(now_ms() - task["created_at_ms"]),
-            Text(brief(said, 24 if slim else 60)),
+            Text(brief(text, 24 if slim else 60)),
         )
     for column in rows.columns:
         column.no_wrap = True
@@ -232,8 +232,8 @@ def lease_table(leases: list[dict[str, Any]]) -> RenderableType:
 def update_table(updates: list[dict[str, Any]]) -> RenderableType:
     rows = table("updates", "gen", "when", "kind", "says")
     for update in updates:
-        said = brief(_body_text(update.get("body")))
-        rows.add_row(str(update["generation"]), ago(update["ts_ms"]), update["kind"], said)
+        text = brief(_body_text(update.get("body")))
+        rows.add_row(str(update["generation"]), ago(update["ts_ms"]), update["kind"], text)
     return rows
 
 
@@ -246,8 +246,8 @@ def log_text(line: dict[str, Any]) -> str:
     source = line.get("logger") or (line["stream"] if line["writer"] == "agent" else "covenant")
     words = [clock_time(line["ts_ms"]), f"{line['level']:<7}", f"[{source}]", line["text"]]
     words += [f"{name}={value}" for name, value in line.get("fields", {}).items() if name != "agent"]
-    said = " ".join(words)
-    return f"{said}\n{line['traceback']}" if line.get("traceback") else said
+    text = " ".join(words)
+    return f"{text}\n{line['traceback']}" if line.get("traceback") else text
 
 
 def frame_text(frame: dict[str, Any]) -> str:

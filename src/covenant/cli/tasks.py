@@ -297,9 +297,9 @@ def _show_sent(answer: Answer, result: dict[str, Any] | None) -> None:
     if result is None:
         put(answer["task_id"])
         return
-    said = content_text(result["content"])
-    if said:
-        put(said)
+    text = content_text(result["content"])
+    if text:
+        put(text)
     if result["status"] == "error":
         say(f"covenant: the task failed: {result.get('error_message', 'without a message')}")
 

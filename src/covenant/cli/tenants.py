@@ -117,8 +117,8 @@ def rotate(call: Invocation, *, name: str, certificate: str | None) -> None:
     """Give a tenant a new token and print it. The old one is refused from then on, and its open streams end."""
     answer = call.ask("rotate_tenant", name=name, certificate=certificate)
     what = "token" if certificate is None else "certificate"
-    said = f"this is the {what} of {answer['tenant']['name']} now; the old one is refused from here on"
-    call.show(answer, answer["token"] or f"x509 {certificate}", said)
+    message = f"this is the {what} of {answer['tenant']['name']} now; the old one is refused from here on"
+    call.show(answer, answer["token"] or f"x509 {certificate}", message)
 
 
 REMOVAL: Final = "name done stage tasks digest canceled agents identities grants pushes cached places left problem"
@@ -217,19 +217,19 @@ def _row(tenant: dict[str, Any]) -> tuple[str, ...]:
 
 def _used(tenant: dict[str, Any]) -> str:
     """Usage, and the tenant's own limits: "3/100 live tasks"; without a limit "3 live tasks"."""
-    own, said = tenant["limits"], []
+    own, parts = tenant["limits"], []
     for name, unit in USED.items():
         used, most = tenant["use"][name]["used"], tenant["use"][name]["most"]
         limited = own.get(name) or (name == "requests" and (own["rate_per_min"] or own["burst"]))
         if used or limited:
             shown = "?" if used is None else str(used)
-            said.append(f"{shown}/{most} {unit}" if most else f"{shown} {unit}")
+            parts.append(f"{shown}/{most} {unit}" if most else f"{shown} {unit}")
     if own["kept_hours"]:
-        said.append(f"{own['kept_hours']} {LIMITS['kept_hours'][1]}")
-    return ", ".join(said) or "nothing"
+        parts.append(f"{own['kept_hours']} {LIMITS['kept_hours'][1]}")
+    return ", ".join(parts) or "nothing"
 
 
 def _limits(tenant: dict[str, Any]) -> str:
     limits = tenant["limits"]
-    said = [f"{limits[name]} {unit}" for name, (_, unit) in LIMITS.items() if limits.get(name)]
-    return ", ".join(said) or "the daemon's"
+    parts = [f"{limits[name]} {unit}" for name, (_, unit) in LIMITS.items() if limits.get(name)]
+    return ", ".join(parts) or "the daemon's"

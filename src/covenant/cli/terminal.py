@@ -164,16 +164,16 @@ def distance(at_ms: int) -> str:
 
 def content_text(content: list[dict[str, Any]]) -> str:
     """Blocks of content as text: text blocks as they are, others as JSON."""
-    said: list[str] = []
+    texts: list[str] = []
     for block in content:
         match block:
             case {"type": "text", "text": str(text)}:
-                said.append(text)
+                texts.append(text)
             case {"type": "json", "value": value}:
-                said.append(json.dumps(value, ensure_ascii=False))
+                texts.append(json.dumps(value, ensure_ascii=False))
             case _:
-                said.append(json.dumps(block, ensure_ascii=False))
-    return "\n".join(said)
+                texts.append(json.dumps(block, ensure_ascii=False))
+    return "\n".join(texts)
 
 
 def console() -> Console:

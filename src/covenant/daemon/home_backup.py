@@ -146,7 +146,7 @@ class SegmentShipper:
         assert process.stderr is not None
         try:
             async with asyncio.timeout(self._settings.command_ms / 1000):
-                said = await _last_line(process.stderr)
+                message = await _last_line(process.stderr)
                 code = await process.wait()
         except TimeoutError:
             raise CommandFailed(f"it did not end within {self._settings.command_ms} ms, and was killed") from None
@@ -156,7 +156,7 @@ class SegmentShipper:
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
         if code != 0:
-            raise CommandFailed(f"it ended with {code}: {said or 'and said nothing'}")
+            raise CommandFailed(f"it ended with {code}: {message or 'and said nothing'}")
 
 
 def command_words(command: str) -> list[str]:

@@ -130,11 +130,11 @@ class PastIdentities(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def find_passphrase(variables: Mapping[str, str]) -> str | None:
     """None if neither variable is set. Raises SettingsError and UnsafeHome."""
-    said, named = variables.get(PASSPHRASE_VARIABLE, ""), variables.get(PASSPHRASE_FILE_VARIABLE, "")
-    if said and named:
+    passphrase, named = variables.get(PASSPHRASE_VARIABLE, ""), variables.get(PASSPHRASE_FILE_VARIABLE, "")
+    if passphrase and named:
         raise SettingsError(f"{PASSPHRASE_VARIABLE} and {PASSPHRASE_FILE_VARIABLE} are both set; keep one")
     if not named:
-        return said or None
+        return passphrase or None
     return read_passphrase(Path(named).expanduser(), PASSPHRASE_FILE_VARIABLE)
 
 
@@ -381,8 +381,8 @@ def write_revocation(keystore: Keystore, now_ms: int) -> tuple[InstanceId, str]:
     """The instance's id, and a signed revocation that anybody can show to its peers."""
     key = _identity_key(keystore)
     shown = sign_bundle(key, (new_prekey(key, now_ms).prekey,), now_ms)
-    said = Introduction(keys=shown, revocations=(sign_revocation(key, now_ms),))
-    return InstanceId(shown.id), msgspec.json.encode(said).decode()
+    introduction = Introduction(keys=shown, revocations=(sign_revocation(key, now_ms),))
+    return InstanceId(shown.id), msgspec.json.encode(introduction).decode()
 
 
 def _identity_key(keystore: Keystore) -> bytes:

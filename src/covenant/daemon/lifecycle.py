@@ -231,9 +231,9 @@ async def _live(
     return daemon.agents.workers.abandoned
 
 
-async def _asked_to_stop(daemon: Daemon, asked: asyncio.Event) -> None:
+async def _asked_to_stop(daemon: Daemon, stop: asyncio.Event) -> None:
     """Waits for a signal, or for the end of a drain: nothing runs any more, or its time is over."""
-    signalled = asyncio.ensure_future(asked.wait())
+    signalled = asyncio.ensure_future(stop.wait())
     draining = asyncio.ensure_future(drain(daemon))
     await asyncio.wait((signalled, draining), return_when=asyncio.FIRST_COMPLETED)
     for each in (signalled, draining):

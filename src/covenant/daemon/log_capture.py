@@ -165,12 +165,12 @@ class TurnLogHandler(logging.Handler):
         if not isinstance(task_id, str):
             return
         attempt = fields.get("attempt", turn.lease.attempt if turn is not None and turn.task.id == task_id else 0)
-        said = fields.get("said")
+        text = fields.get("said")
         try:
             self._logs.add(
                 TaskId(task_id),
-                said if own and isinstance(said, str) else record.getMessage(),
-                writer="agent" if not own or said is not None else "daemon",
+                text if own and isinstance(text, str) else record.getMessage(),
+                writer="agent" if not own or text is not None else "daemon",
                 stream=_STREAMS.get(fields.get("stream"), "log"),
                 level=record.levelname.lower(),
                 attempt=attempt if isinstance(attempt, int) else 0,

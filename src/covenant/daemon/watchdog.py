@@ -120,12 +120,12 @@ def _may_ask(head: bytes) -> bool:
     return b"\n" not in head and any(method.startswith(head) or head.startswith(method) for method in _METHODS)
 
 
-def _answer(connection: socket.socket, asked: bytes, hold: Hold) -> None:
+def _answer(connection: socket.socket, request: bytes, hold: Hold) -> None:
     # A client with a full buffer, or one that is gone, gets no answer.
     with suppress(OSError):
-        connection.recv(len(asked))  # unread bytes would reset the connection
+        connection.recv(len(request))  # unread bytes would reset the connection
         answer = answer_of(hold, time.monotonic())
-        connection.send(answer.partition(HEAD_END)[0] + HEAD_END if asked.startswith(b"HEAD") else answer)
+        connection.send(answer.partition(HEAD_END)[0] + HEAD_END if request.startswith(b"HEAD") else answer)
         connection.shutdown(socket.SHUT_RDWR)
     connection.close()
 

@@ -72,8 +72,8 @@ class ActContext(NamedTuple):
         return self.given.get(name, "").strip()
 
     def next(self, otherwise: str = HOME) -> str:
-        asked = self.given.get("next", "")
-        return next_path(asked) if asked else otherwise
+        wanted = self.given.get("next", "")
+        return next_path(wanted) if wanted else otherwise
 
 
 class Act(ABC):
@@ -108,8 +108,8 @@ class ActPages(PageEndpoint):
         try:
             session = self._session(scope)
         except Unauthenticated:
-            asked: bytes = scope["query_string"]
-            path = scope["path"] + (f"?{asked.decode('latin-1')}" if asked else "")
+            query: bytes = scope["query_string"]
+            path = scope["path"] + (f"?{query.decode('latin-1')}" if query else "")
             await redirect(send, login_link(path))
             return
         context = ActContext(session, self._api.services, given)

@@ -79,8 +79,8 @@ class RevokeAct(Act):
             await context.run("revoke_capability", signature_b58=given)
         else:
             await context.run("revoke_peer_tokens", peerId=given)
-        said = f"The tokens of peer {given} are revoked." if what == "peer" else f"The {what} {given} is revoked."
-        return ActDone(context.next("/ui/audit"), said)
+        message = f"The tokens of peer {given} are revoked." if what == "peer" else f"The {what} {given} is revoked."
+        return ActDone(context.next("/ui/audit"), message)
 
 
 def _revoked(context: ActContext) -> tuple[str, str]:

@@ -44,7 +44,7 @@ class AuditExport(Endpoint):
         if session.role is Role.TENANT:
             raise role_forbidden(session.role, "audit export")
         try:
-            asked = msgspec.convert(query_of(scope), AuditFilter, strict=False)
+            filters = msgspec.convert(query_of(scope), AuditFilter, strict=False)
         except msgspec.ValidationError as wrong:
             raise Invalid("invalid_request", shorten(str(wrong))) from None
         if self._running >= AT_ONCE_MAX:
@@ -52,15 +52,15 @@ class AuditExport(Endpoint):
         self._running += 1
         try:
             with while_connected(send, receive):
-                await self._write(session, asked, send)
+                await self._write(session, filters, send)
         finally:
             self._running -= 1
 
-    async def _write(self, session: UiSession, asked: AuditFilter, send: Send) -> None:
+    async def _write(self, session: UiSession, filters: AuditFilter, send: Send) -> None:
         sees_all = msgspec.structs.replace(session.principal, operator=True)
         below, written, begun = LAST, 0, False
         while True:
-            page = await find_audit(self._ledger, sees_all, asked, LIMIT_MAX, below)
+            page = await find_audit(self._ledger, sees_all, filters, LIMIT_MAX, below)
             self._sessions.check(session)
             lines = b"".join(record.row.encode() + b"\n" for record in reversed(page.records))
             written += len(page.records)

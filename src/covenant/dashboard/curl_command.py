@@ -38,8 +38,8 @@ class CurlEndpoint(Endpoint):
         self._base_url = base_url
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  (of every endpoint)
-        asked = {"task_id": query_of(scope).get("task_id", "")}
-        shown: Any = await run_for(scope[SESSION], "show_a2a_task", self._services, asked)
+        request = {"task_id": query_of(scope).get("task_id", "")}
+        shown: Any = await run_for(scope[SESSION], "show_a2a_task", self._services, request)
         await reply(send, 200, encode(CurlCommand(curl_command(shown.task, self._base_url.of(scope)))))
 
 

@@ -357,6 +357,6 @@ def _last_seen(scope: Scope) -> int | None:
     """The position that the browser saw last; None at the start, 0 (so `resync`) if malformed."""
     for name, value in scope["headers"]:
         if name == b"last-event-id":
-            said = value.strip()
-            return int(said) if said.isdigit() and len(said) <= LAST_SEEN_MAX else 0
+            text = value.strip()
+            return int(text) if text.isdigit() and len(text) <= LAST_SEEN_MAX else 0
     return None

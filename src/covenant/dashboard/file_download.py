@@ -33,15 +33,15 @@ class FileDownload(Endpoint):
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  (of every endpoint)
         session: UiSession = scope[SESSION]
         try:
-            asked = msgspec.convert(query_of(scope), _Asked)
+            request = msgspec.convert(query_of(scope), _Asked)
         except msgspec.ValidationError as wrong:
             raise Invalid("invalid_request", shorten(str(wrong))) from None
-        task_id, stored = parse_task_id(asked.task_id), self._stored
+        task_id, stored = parse_task_id(request.task_id), self._stored
         if stored is None:
-            raise no_blob(asked.sha256)
+            raise no_blob(request.sha256)
         space = await stored.shown_to(task_id, None)
         if session.role is Role.TENANT and space != space_of(session.tenant or ""):
-            raise no_blob(asked.sha256)
-        size = await stored.size(space, asked.sha256, task_id)
-        linked = LinkedFile(space, task_id, asked.sha256, size, stored.links.expires_ms)
+            raise no_blob(request.sha256)
+        size = await stored.size(space, request.sha256, task_id)
+        linked = LinkedFile(space, task_id, request.sha256, size, stored.links.expires_ms)
         await redirect(send, stored.links.make("", linked))

@@ -41,9 +41,9 @@ class EntryPage(PageEndpoint):
     """A form whose one field opens a session."""
 
     async def _get(self, scope: Scope, send: Send) -> None:
-        asked = query_of(scope)
-        ended = "Your session has ended. Log in again to go on where you were." if "ended" in asked else ""
-        await reply_page(send, 200, self._page(next_path(asked.get("next", "")), ended, led=self._is_led(scope)))
+        query = query_of(scope)
+        ended = "Your session has ended. Log in again to go on where you were." if "ended" in query else ""
+        await reply_page(send, 200, self._page(next_path(query.get("next", "")), ended, led=self._is_led(scope)))
 
     def _is_led(self, scope: Scope) -> bool:
         """Whether somebody else may have made the link that leads here: another site's page leads here, or the browser

@@ -91,13 +91,13 @@ async def redirect(send: Send, to: str, headers: Sequence[Header] = ()) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-def next_path(asked: str) -> str:
+def next_path(path: str) -> str:
     """The path to go on to. Anything but a path of the dashboard becomes `HOME`: anybody may have made the link."""
-    if not asked.startswith(HOME) or not asked.isascii() or not asked.isprintable() or len(asked) > 2_000:
+    if not path.startswith(HOME) or not path.isascii() or not path.isprintable() or len(path) > 2_000:
         return HOME
     # A browser resolves `..` in a path before it sends the request, also when it is written as `%2e%2e`.
-    steps = unquote(asked.partition("?")[0].partition("#")[0]).split("/")
-    return HOME if "\\" in asked or " " in asked or not {".", ".."}.isdisjoint(steps) else asked
+    steps = unquote(path.partition("?")[0].partition("#")[0]).split("/")
+    return HOME if "\\" in path or " " in path or not {".", ".."}.isdisjoint(steps) else path
 
 
 def query_of(scope: Scope) -> dict[str, str]:

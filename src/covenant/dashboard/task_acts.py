@@ -122,8 +122,8 @@ class RepairAct(Act):
         command["lease_id"] = lease_id
         reason = context.text("reason")
         outcome = (await context.run("repair_a2a_task", task_id=task_id, command=command, reason=reason)).outcome
-        said = f"Task {outcome.task_id} is repaired: it is {outcome.state} now."
-        return ActDone(context.next(task_page(outcome.task_id)), said)
+        message = f"Task {outcome.task_id} is repaired: it is {outcome.state} now."
+        return ActDone(context.next(task_page(outcome.task_id)), message)
 
     def missing_action(self, context: ActContext) -> str | None:
         return FORCE_ERROR_ACTION if context.text("command") == "force_error" else REQUEUE_ACTION
@@ -170,8 +170,8 @@ class AnswerAct(Act):
     async def form(self, context: ActContext) -> ActForm:
         seen, shown = await task_facts(context)
         waits = shown.a2a_state in WAITS_FOR_SENDER
-        asked = next((each for each in reversed(shown.updates) if waits and each.kind == "parked"), None)
-        body: dict[str, Any] = (asked.body if asked is not None else None) or {}
+        parked = next((each for each in reversed(shown.updates) if waits and each.kind == "parked"), None)
+        body: dict[str, Any] = (parked.body if parked is not None else None) or {}
         question, decides = facts([("It asks", _text_of(body))]), asks_approval(body.get("metadata"))
         answer = long_field("Answer", "text", context.text("text"), required=not decides, autofocus=not decides)
         decision = choices("Your decision", "decision", DECISIONS, context.text("decision")) if decides else EMPTY
@@ -196,8 +196,8 @@ class AnswerAct(Act):
             approved=decided,
             question_id=context.text("question") or None,
         )
-        said = f"Task {answered.task_id} has your answer, and is queued again."
-        return ActDone(context.next(task_page(answered.task_id)), said)
+        message = f"Task {answered.task_id} has your answer, and is queued again."
+        return ActDone(context.next(task_page(answered.task_id)), message)
 
 
 def _text_of(body: Any) -> str:

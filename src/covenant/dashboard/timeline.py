@@ -116,8 +116,8 @@ class TimelineEndpoint(Endpoint):
         ended = [lease for lease in shown.leases if lease.reason or lease.outcome not in (None, "settled")]
         rows = dict[str, Any]()
         if session.role is not Role.TENANT and any(lease.reason for lease in ended):
-            asked = await ask("recent_audit", type=REPAIRED, since_ms=shown.created_at_ms, limit=REPAIRS_MAX)
-            rows = {row["kind"]["lease_id"]: row for row in map(msgspec.json.decode, asked.events)}
+            audit = await ask("recent_audit", type=REPAIRED, since_ms=shown.created_at_ms, limit=REPAIRS_MAX)
+            rows = {row["kind"]["lease_id"]: row for row in map(msgspec.json.decode, audit.events)}
         repairs = tuple([_ended(lease, rows.get(lease.lease_id)) for lease in ended])
         await reply(send, 200, encode(msgspec.structs.replace(drawn, repairs=repairs)))
 
@@ -206,8 +206,8 @@ def _parks(shown: TaskShown) -> Iterator[Bar]:
             yield msgspec.structs.replace(park, ends_ms=step.ts_ms)
             park = None
         if step.kind == "parked":
-            asked = _about(step, QUESTION)
-            park = msgspec.structs.replace(_wait("parked", step.ts_ms, None), until_ms=asked.get("until_ms"))
+            question = _about(step, QUESTION)
+            park = msgspec.structs.replace(_wait("parked", step.ts_ms, None), until_ms=question.get("until_ms"))
             ends = ("continued", "step")
         elif step.kind == "step" and (wait := (step.body or {}).get("wait")) is not None:
             park, ends = _suspended(msgspec.convert(wait, Wait), step.ts_ms), ("step",)
@@ -228,8 +228,8 @@ def _unrecorded(shown: TaskShown, before: LeaseRecord | None, since_ms: int) -> 
         return Bar(kind="parked", label=label, begins_ms=since_ms, ends_ms=ends_ms, until_ms=begin_ms)
     if before is not None and before.outcome == "suspended":
         ends_ms = shown.updated_at_ms if shown.state == "queued" else None
-        told = (_about(step, NEXT_ATTEMPT) for step in shown.updates if step.ts_ms == since_ms)
-        until_ms = next((about["at_ms"] for about in told if about.get("attempt") == before.attempt + 1), None)
+        announcements = (_about(step, NEXT_ATTEMPT) for step in shown.updates if step.ts_ms == since_ms)
+        until_ms = next((about["at_ms"] for about in announcements if about.get("attempt") == before.attempt + 1), None)
         label = f"Waits for attempt {before.attempt + 1}"
         return Bar(kind="parked", label=label, begins_ms=since_ms, ends_ms=ends_ms, until_ms=until_ms)
     return None

@@ -220,9 +220,9 @@ def _check_stored(folder: Path, state: LedgerState, db: sqlite3.Connection | Non
 def _check_finished(folder: Path, db: sqlite3.Connection) -> Iterator[CheckFinding]:
     lost: dict[str, str] = {}
     for text in archived_texts(db):
-        said = msgspec.json.decode(text) if FILE_MARK in text else None
+        value = msgspec.json.decode(text) if FILE_MARK in text else None
         # Only blocks of tasks, updates and results count; the contents of a block are user data.
-        blocks = (said.get("parts") or said.get("content") or ()) if isinstance(said, dict) else ()
+        blocks = (value.get("parts") or value.get("content") or ()) if isinstance(value, dict) else ()
         for block in blocks:
             if block.get("type") == "file" and "space" in block:
                 file = msgspec.convert(block, File)

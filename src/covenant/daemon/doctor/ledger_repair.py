@@ -293,7 +293,7 @@ def _parts(data: bytes, expected: int, where: str) -> Iterator[_Line]:
 def _keep_events(state: LedgerState, line: _Line, record: Record, changed: dict[int, bytes | None]) -> Loss | None:
     """Applies every event of a record that can be applied. Returns what is lost of the record."""
     kept: list[msgspec.Raw] = []
-    said: list[str] = []
+    descriptions: list[str] = []
     reason = ""
     try:
         raw_events = _raw_events(record.events)
@@ -310,14 +310,14 @@ def _keep_events(state: LedgerState, line: _Line, record: Record, changed: dict[
             state.apply((event,), record.ts_ms, record.seq)
         except CANNOT_FOLLOW as error:
             reason = reason or f"it makes no sense without what is lost: {error}"
-            said.append(_said(event))
+            descriptions.append(_said(event))
         else:
             kept.append(raw)
     if not reason:
         return None
     events = msgspec.json.encode(kept)
     changed[record.seq] = encode_line(record.seq, record.ts_ms, record.synced, events) if kept else None
-    return Loss(record.seq, line.where, reason, tuple(said))
+    return Loss(record.seq, line.where, reason, tuple(descriptions))
 
 
 def _said(event: Any) -> str:

@@ -235,8 +235,8 @@ class Agents:
 
     def notices(self) -> list[str]:
         """The problems as the public health page shows them: which file, but not its contents."""
-        said = "cannot be used as it is now: the last good one is in force; see `covenant doctor`"
-        return [f"{file.path.name} {said}" for file in self.files if file.problem]
+        notice = "cannot be used as it is now: the last good one is in force; see `covenant doctor`"
+        return [f"{file.path.name} {notice}" for file in self.files if file.problem]
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,8 +161,8 @@ def _make_discovery(base: Base, keys: InstanceKeys) -> Discovery:
     address, port = base.listeners.peers_at
     announcement = Announcement(said=record, port=port, listens=(address,))
     if base.listeners.peers is not None:
-        said = replace(announcement.said, tls=base.listeners.tls is not None)
-        announcement = replace(announcement, said=said)
+        details = replace(announcement.said, tls=base.listeners.tls is not None)
+        announcement = replace(announcement, said=details)
     elif settings.http.public_base_url:
         announcement = _announced_as(announcement, settings.http.public_base_url)
     return Discovery(
