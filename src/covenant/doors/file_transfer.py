@@ -185,16 +185,16 @@ class ListEndpoint(Endpoint):
         self._access = access
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  (ASGI's)
-        asked = decode_query(FilesQuery, scope["query_string"])
+        query = decode_query(FilesQuery, scope["query_string"])
         account, files = await self._access.account(scope), self._access.files
-        found, usage = await files.listing(account, asked.after, asked.limit), await files.usage(account)
+        found, usage = await files.listing(account, query.after, query.limit), await files.usage(account)
         base, space, expires_ms = self._access.base_url.of(scope), space_of(account), files.links.expires_ms
         shown = []
         for each in found:
             linked = LinkedFile(space, each.tasks[0] if each.tasks else "", each.sha256, each.size, expires_ms)
             url = files.links.make(base, linked) if each.tasks else None
             shown.append(fill(FileShown, each, url=url))
-        after = shown[-1].sha256 if len(shown) == asked.limit else None
+        after = shown[-1].sha256 if len(shown) == query.limit else None
         answer = FilesShown(files=tuple(shown), count=usage.files, bytes=usage.bytes, next=after)
         await reply(send, 200, _encode(answer))
 

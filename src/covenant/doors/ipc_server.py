@@ -315,10 +315,10 @@ class IpcSession:
         started_s = perf_counter()
         try:
             answer = await self._run(caller, operation, frame)
-            told = await fitted(api.services, caller, answer, self._encode, self._server.frame_bytes_max)
+            reply = await fitted(api.services, caller, answer, self._encode, self._server.frame_bytes_max)
             if api.services.frames is not None and operation.kind in _LOGGED:
-                _log_call(api.services.frames, operation.kind, frame, told)
-            return told
+                _log_call(api.services.frames, operation.kind, frame, reply)
+            return reply
         except Refusal as refusal:
             api.meter.refused(TRANSPORT, refusal.code)
             return self._encode(error_of(refusal))
@@ -366,10 +366,10 @@ class _TaskNamed(msgspec.Struct, frozen=True, gc=False):
 _NAMED: Final = msgspec.json.Decoder(_TaskNamed)
 
 
-def _log_call(log: FrameLog, kind: str, frame: bytes, told: bytes) -> None:
+def _log_call(log: FrameLog, kind: str, frame: bytes, reply: bytes) -> None:
     call = CapturedCall(log.now_ms(), "in", "socket", f"{kind} {_NAMED.decode(frame).task_id or ''}".rstrip(), {})
     call.ask(frame)
-    call.tell(told)
+    call.tell(reply)
     call.status, call.outcome = 200, "answer"
     log.offer(call)
 

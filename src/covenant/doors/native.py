@@ -71,13 +71,13 @@ class AgentDoor:
         self._catalogue = catalogue
 
     @route("GET", AGENTS, "Your agents, index first")
-    async def list_own_agents(self, asked: TenantCall) -> tuple[int, Agents]:
-        found = await self._catalogue.list(asked.caller.tenant.name)
+    async def list_own_agents(self, call: TenantCall) -> tuple[int, Agents]:
+        found = await self._catalogue.list(call.caller.tenant.name)
         return 200, Agents(len(found), tuple(AgentShown.of(agent) for agent in found))
 
     @route("GET", AGENT, "One of your agents")
-    async def show_own_agent(self, asked: TenantCall) -> tuple[int, AgentShown]:
-        return 200, AgentShown.of(await self._agent(asked))
+    async def show_own_agent(self, call: TenantCall) -> tuple[int, AgentShown]:
+        return 200, AgentShown.of(await self._agent(call))
 
     @route(
         "POST",
@@ -86,35 +86,35 @@ class AgentDoor:
         request=AgentDefinition,
         status=201,
     )
-    async def add_own_agent(self, asked: TenantCall) -> tuple[int, AgentShown]:
-        definition = read_agent_definition(_definition(asked.body))
+    async def add_own_agent(self, call: TenantCall) -> tuple[int, AgentShown]:
+        definition = read_agent_definition(_definition(call.body))
         try:
-            return 201, AgentShown.of(await self._catalogue.store(asked.caller, definition))
+            return 201, AgentShown.of(await self._catalogue.store(call.caller, definition))
         except Conflict as conflict:
-            existing = self._catalogue.agent(asked.caller.tenant.name, definition.id)
+            existing = self._catalogue.agent(call.caller.tenant.name, definition.id)
             if existing is None:
                 raise
             raise AlreadyExists(conflict, AgentShown.of(existing)) from None
 
     @route("PATCH", AGENT, "Replace an agent's definition wholesale", request=AgentDefinition)
-    async def replace_own_agent(self, asked: TenantCall) -> tuple[int, AgentShown]:
-        definition = _definition(asked.body)
-        agent = await self._agent(asked)
+    async def replace_own_agent(self, call: TenantCall) -> tuple[int, AgentShown]:
+        definition = _definition(call.body)
+        agent = await self._agent(call)
         if definition.setdefault("id", agent.id) != agent.id:
             raise Invalid("invalid_agent", f"/id: must be {agent.id!r}, as in the path")
         if agent.source == "builtin":
             # The definition's own id is reserved, and a refusal for that would mislead.
-            return 200, AgentShown.of(await self._catalogue.replace(asked.caller, agent.definition))
-        return 200, AgentShown.of(await self._catalogue.replace(asked.caller, read_agent_definition(definition)))
+            return 200, AgentShown.of(await self._catalogue.replace(call.caller, agent.definition))
+        return 200, AgentShown.of(await self._catalogue.replace(call.caller, read_agent_definition(definition)))
 
     @route("DELETE", AGENT, "Remove an agent")
-    async def remove_own_agent(self, asked: TenantCall) -> tuple[int, Deleted]:
-        agent = await self._agent(asked)
-        await self._catalogue.remove(asked.caller, agent.id)
+    async def remove_own_agent(self, call: TenantCall) -> tuple[int, Deleted]:
+        agent = await self._agent(call)
+        await self._catalogue.remove(call.caller, agent.id)
         return 200, Deleted()
 
-    async def _agent(self, asked: TenantCall) -> CatalogueAgent:
-        return await self._catalogue.show(asked.caller.tenant.name, asked.path["agent_id"])
+    async def _agent(self, call: TenantCall) -> CatalogueAgent:
+        return await self._catalogue.show(call.caller.tenant.name, call.path["agent_id"])
 
 
 def _definition(body: bytes) -> dict[str, Any]:
@@ -175,25 +175,25 @@ class RequestDoor:
         self._requests = requests
 
     @route("GET", REQUESTS, "Your requests, the newest first", query=ListRequests)
-    async def list_requests(self, asked: TenantCall) -> tuple[int, RequestList]:
-        limit = decode_query(ListRequests, asked.query).limit
-        found = await self._requests.list(asked.caller, limit)
-        rows = tuple(_listed(asked.caller.tenant.name, row) for row in found)
+    async def list_requests(self, call: TenantCall) -> tuple[int, RequestList]:
+        limit = decode_query(ListRequests, call.query).limit
+        found = await self._requests.list(call.caller, limit)
+        rows = tuple(_listed(call.caller.tenant.name, row) for row in found)
         return 200, RequestList(count=len(rows), requests=rows)
 
     @route("GET", REQUEST, "One of your requests")
-    async def show_request(self, asked: TenantCall) -> tuple[int, OneRequest]:
+    async def show_request(self, call: TenantCall) -> tuple[int, OneRequest]:
         try:
-            view = await self._requests.get(asked.caller, asked.path["request_id"])
+            view = await self._requests.get(call.caller, call.path["request_id"])
         except NotFound:
             raise NotFound("unknown_request", "request not found") from None
         return 200, OneRequest(request=show_request(view))
 
     @route("POST", CANCEL, "Cancel a request; 404 has the same shape, if none is running", same_at=404)
-    async def cancel_request(self, asked: TenantCall) -> tuple[int, Cancelled]:
-        request_id = asked.path["request_id"]
+    async def cancel_request(self, call: TenantCall) -> tuple[int, Cancelled]:
+        request_id = call.path["request_id"]
         try:
-            await self._requests.cancel(asked.caller, request_id)
+            await self._requests.cancel(call.caller, request_id)
         except (NotFound, Conflict):
             # An unknown request, another tenant's and one that is over must look the same.
             return 404, Cancelled(request_id=request_id, cancelled=False, reason="no such request is running")
@@ -206,11 +206,11 @@ class RequestDoor:
         query=FollowRequest,
         events=RequestEvent,
     )
-    async def follow_request(self, asked: TenantCall) -> tuple[TaskStream, Writer]:
-        after = _cursor(asked)
+    async def follow_request(self, call: TenantCall) -> tuple[TaskStream, Writer]:
+        after = _cursor(call)
         try:
-            request_id = asked.path["request_id"]
-            stream = await self._requests.follow(asked.caller, request_id, after, ends_when_parked=False)
+            request_id = call.path["request_id"]
+            stream = await self._requests.follow(call.caller, request_id, after, ends_when_parked=False)
         except NotFound:
             raise NotFound("unknown_request", "request not found") from None
         return stream, partial(write_events, stream, from_start=after == 0)
@@ -233,13 +233,13 @@ def _listed(tenant: str, row: TaskRow) -> RequestShown:
     )
 
 
-def _cursor(asked: TenantCall) -> int:
+def _cursor(call: TenantCall) -> int:
     """The last event that the client has seen. Its `Last-Event-ID` is newer than the `since` of its first URL."""
-    header = asked.header(b"last-event-id")
+    header = call.header(b"last-event-id")
     seen = last_event_id(header) if header is not None else None
     if seen is not None:
         return seen
-    query = decode_query(FollowRequest, asked.query)
+    query = decode_query(FollowRequest, call.query)
     return query.since if query.since is not None else query.since_seq or 0
 
 
@@ -317,8 +317,8 @@ class RunDoor:
         request=RunRequest,
         events=RequestEvent,
     )
-    async def orchestrate(self, asked: TenantCall) -> tuple[TaskStream, Writer]:
-        given = decode_run(asked.body)
+    async def orchestrate(self, call: TenantCall) -> tuple[TaskStream, Writer]:
+        given = decode_run(call.body)
         about = {"original_query": given.original_query, "channel": given.channel}
         run = NativeRun(
             parts=message_content(given.message),
@@ -327,7 +327,7 @@ class RunDoor:
             about={name: value for name, value in about.items() if value is not None},
             not_before_ms=given.not_before_ms,
         )
-        stream = await self._runs.start(asked.caller, run, asked.header(IDEMPOTENCY_KEY), asked.call_context)
+        stream = await self._runs.start(call.caller, run, call.header(IDEMPOTENCY_KEY), call.call_context)
         return stream, partial(write_events, stream, from_start=True)
 
     @route(
@@ -337,14 +337,14 @@ class RunDoor:
         request=NewMessage,
         events=RequestEvent,
     )
-    async def say_in_conversation(self, asked: TenantCall) -> tuple[TaskStream, Writer]:
+    async def say_in_conversation(self, call: TenantCall) -> tuple[TaskStream, Writer]:
         """Starts a new task of the conversation's agent, or answers the one that waits."""
-        caller, conversation_id, key = asked.caller, asked.path["conversation_id"], asked.header(IDEMPOTENCY_KEY)
+        caller, conversation_id, key = call.caller, call.path["conversation_id"], call.header(IDEMPOTENCY_KEY)
         thread = await self._threads.get(caller, conversation_id)
-        parts = message_content(decode_message(asked.body).message)
+        parts = message_content(decode_message(call.body).message)
         context_id = context_of(thread.conversation_id)
         run, parent = NativeRun(parts=parts, agent=thread.agent), TaskId(thread.conversation_id)
-        task = await self._runs.task(caller, run, key, parent=parent, context_id=context_id, hop=asked.call_context)
+        task = await self._runs.task(caller, run, key, parent=parent, context_id=context_id, hop=call.call_context)
         waiting = await self._threads.waiting(caller, conversation_id, task.id)
         if waiting is None:
             stream = await self._runs.follow(caller, task)
@@ -361,31 +361,31 @@ class RunDoor:
         request=NewConversation,
         status=201,
     )
-    async def create_conversation(self, asked: TenantCall) -> tuple[int, Conversation]:
-        given = decode_conversation(asked.body)
-        agent = self._runs.agent(asked.caller, given.agent)
-        return 201, await self._threads.create(asked.caller, agent, given.title)
+    async def create_conversation(self, call: TenantCall) -> tuple[int, Conversation]:
+        given = decode_conversation(call.body)
+        agent = self._runs.agent(call.caller, given.agent)
+        return 201, await self._threads.create(call.caller, agent, given.title)
 
     @route("GET", CONVERSATIONS, "Your open conversations, the newest first", query=ListConversations)
-    async def list_conversations(self, asked: TenantCall) -> tuple[int, ConversationPage]:
-        query = decode_query(ListConversations, asked.query)
-        found, after = await self._threads.list(asked.caller, query.limit, query.after)
+    async def list_conversations(self, call: TenantCall) -> tuple[int, ConversationPage]:
+        query = decode_query(ListConversations, call.query)
+        found, after = await self._threads.list(call.caller, query.limit, query.after)
         return 200, ConversationPage(count=len(found), conversations=tuple(found), next=after)
 
     @route("GET", CONVERSATION, "One of your conversations")
-    async def show_conversation(self, asked: TenantCall) -> tuple[int, Conversation]:
-        return 200, await self._threads.get(asked.caller, asked.path["conversation_id"])
+    async def show_conversation(self, call: TenantCall) -> tuple[int, Conversation]:
+        return 200, await self._threads.get(call.caller, call.path["conversation_id"])
 
     @route("DELETE", CONVERSATION, "End a conversation; its messages stay under /v1/requests")
-    async def delete_conversation(self, asked: TenantCall) -> tuple[int, ConversationDeleted]:
-        conversation_id = asked.path["conversation_id"]
-        await self._threads.delete(asked.caller, conversation_id)
+    async def delete_conversation(self, call: TenantCall) -> tuple[int, ConversationDeleted]:
+        conversation_id = call.path["conversation_id"]
+        await self._threads.delete(call.caller, conversation_id)
         return 200, ConversationDeleted(conversation_id)
 
     @route("GET", MESSAGES, "The messages of a conversation, the oldest first", query=ListMessages)
-    async def list_messages(self, asked: TenantCall) -> tuple[int, MessagePage]:
-        limit = decode_query(ListMessages, asked.query).limit
-        found = await self._threads.messages(asked.caller, asked.path["conversation_id"], limit)
+    async def list_messages(self, call: TenantCall) -> tuple[int, MessagePage]:
+        limit = decode_query(ListMessages, call.query).limit
+        found = await self._threads.messages(call.caller, call.path["conversation_id"], limit)
         shown = tuple(message for view in found for message in _shown(view))
         return 200, MessagePage(count=len(shown), messages=shown)
 

@@ -228,13 +228,13 @@ class SimpleDoor:
         request=A2ATaskSendRequest,
         refusal=SimpleError,
     )
-    async def send_simple_task(self, asked: TenantCall) -> tuple[int, A2ATask]:
-        request = asked_for(decode_send(asked.body), asked.call_context)
-        return 200, task_of(await self._tasks.send(asked.caller, request), self._link)
+    async def send_simple_task(self, call: TenantCall) -> tuple[int, A2ATask]:
+        request = asked_for(decode_send(call.body), call.call_context)
+        return 200, task_of(await self._tasks.send(call.caller, request), self._link)
 
     @route("GET", TASK, "A task that was sent by this door, in its current state", refusal=SimpleError)
-    async def get_simple_task(self, asked: TenantCall) -> tuple[int, A2ATask]:
+    async def get_simple_task(self, call: TenantCall) -> tuple[int, A2ATask]:
         try:
-            return 200, task_of(await self._tasks.get(asked.caller, asked.path["task_id"]), self._link)
+            return 200, task_of(await self._tasks.get(call.caller, call.path["task_id"]), self._link)
         except NotFound:
             raise NotFound("unknown_task", NO_TASK) from None

@@ -171,23 +171,23 @@ class A2AExchange:
                 reply = builder.known()
             return TaskStream(self._ledger, watch, view, backlog=steps, reply=reply, ends_when_parked=True)
 
-    async def subscribe(self, call: A2ARequest, asked: Subscribe, *, from_start: bool, finished: bool) -> TaskStream:
+    async def subscribe(self, call: A2ARequest, request: Subscribe, *, from_start: bool, finished: bool) -> TaskStream:
         """`from_start`: without a cursor, begin at the first step. `finished`: an ended task may be replayed."""
         return await self.reader.follow(
-            parse_known_id(asked.task_id),
+            parse_known_id(request.task_id),
             self.scope(call),
-            1 if asked.after is None and from_start else asked.after,
+            1 if request.after is None and from_start else request.after,
             ends_when_parked=False,
-            live_only=asked.after is None and not finished,
+            live_only=request.after is None and not finished,
         )
 
-    def get(self, call: A2ARequest, asked: GetTask) -> Awaitable[TaskView]:
+    def get(self, call: A2ARequest, request: GetTask) -> Awaitable[TaskView]:
         if call.agent.definition.kind_rules.enrolled:
-            return self._get_of_worker(call, asked)
-        return self.reader.get(parse_known_id(asked.task_id), self.scope(call))
+            return self._get_of_worker(call, request)
+        return self.reader.get(parse_known_id(request.task_id), self.scope(call))
 
-    async def _get_of_worker(self, call: A2ARequest, asked: GetTask) -> TaskView:
-        return self._with_absence(call.agent, await self.reader.get(parse_known_id(asked.task_id), self.scope(call)))
+    async def _get_of_worker(self, call: A2ARequest, request: GetTask) -> TaskView:
+        return self._with_absence(call.agent, await self.reader.get(parse_known_id(request.task_id), self.scope(call)))
 
     def explain_wait(self, view: TaskView) -> TaskView:
         """The task with the reason why it waits, as `get` shows it, for callers that found it by its id alone."""
@@ -205,11 +205,11 @@ class A2AExchange:
         why = self._presence.absence(view.task.recipient)
         return msgspec.structs.replace(view, message=MessageUpdate(parts=(Text(why),))) if why else view
 
-    async def list_tasks(self, call: A2ARequest, asked: ListTasks) -> TaskPage:
+    async def list_tasks(self, call: A2ARequest, request: ListTasks) -> TaskPage:
         if call.caller.anonymous and not self.settings.anonymous_lists:
             # All callers without a token share one sender: each may read the tasks whose ids it has.
             raise Unauthenticated("token_needed", "listing tasks needs a token; without one, ask for a task by its id")
-        if not 1 <= asked.page_size <= PAGE_SIZE_MAX:
+        if not 1 <= request.page_size <= PAGE_SIZE_MAX:
             raise InvalidParams("pageSize", f"1 to {PAGE_SIZE_MAX}")
         scope = self.scope(call)
         assert scope.recipient is not None
@@ -217,19 +217,19 @@ class A2AExchange:
             ListQuery(
                 recipient=scope.recipient,
                 sender=scope.sender,
-                context_id=asked.context_id,
-                state=asked.state,
-                moved_since_ms=asked.updated_after_ms,
-                after=asked.page_token,
-                limit=asked.page_size,
-                artifacts=asked.include_artifacts,
+                context_id=request.context_id,
+                state=request.state,
+                moved_since_ms=request.updated_after_ms,
+                after=request.page_token,
+                limit=request.page_size,
+                artifacts=request.include_artifacts,
             )
         )
         views = tuple(view for steps in listing.tasks if (view := fold(steps)) is not None)
         return TaskPage(tasks=views, total_size=listing.total, page_size=len(views), next_page_token=listing.next)
 
-    async def cancel(self, call: A2ARequest, asked: CancelTask) -> TaskView:
-        task_id, scope = parse_known_id(asked.task_id), self.scope(call)
+    async def cancel(self, call: A2ARequest, request: CancelTask) -> TaskView:
+        task_id, scope = parse_known_id(request.task_id), self.scope(call)
         canceled = await self.writer.cancel(
             task_id,
             by=self._sender(call),
@@ -325,7 +325,7 @@ class A2AExchange:
             return _Sent(through=view.generation)
         if update.parts and (files := self.writer.files) is not None and files.concerns(update.parts):
             entry = await self._ledger.entry(task_id) if key is not None else None
-            if entry is None or all(said not in ids for said, _ in entry.said):
+            if entry is None or all(message_id not in ids for message_id, _ in entry.said):
                 # A repeated message is not stored again: the URLs of its files may have expired.
                 parts = await files.store(update.parts, account_of(view.task), task_id)
                 update = msgspec.structs.replace(update, parts=parts)
@@ -375,7 +375,8 @@ class A2AExchange:
         """Whether a task that has ended already has this message."""
         named = self._by_hash(update)
         return view.state.terminal and any(
-            msgspec.structs.replace(named, message_id=said.message_id) == self._by_hash(said) for said in view.history
+            msgspec.structs.replace(named, message_id=message.message_id) == self._by_hash(message)
+            for message in view.history
         )
 
     async def _opening(self, watch: Watch) -> list[Step]:

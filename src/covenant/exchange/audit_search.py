@@ -50,19 +50,19 @@ _row: Final = msgspec.json.Decoder(_Row).decode
 
 
 async def find_audit(
-    ledger: AuditLedger, principal: Principal, asked: AuditFilter, limit: int, below: int = LAST
+    ledger: AuditLedger, principal: Principal, filters: AuditFilter, limit: int, below: int = LAST
 ) -> AuditPage:
     """The newest rows below a position that pass the filter. A caller that is not the operator finds its own rows."""
     if not 1 <= limit <= LIMIT_MAX:
         raise Invalid("invalid_limit", f"limit must be between 1 and {LIMIT_MAX}")
-    narrow = asked.type is not None or asked.issuer is not None
-    before_ms = LAST if asked.before_ms is None else asked.before_ms
+    narrow = filters.type is not None or filters.issuer is not None
+    before_ms = LAST if filters.before_ms is None else filters.before_ms
     at_once = CHUNK_ROWS if narrow else limit
     found: list[AuditRecord] = []
     for _ in range(CHUNKS_MAX):
-        rows = await ledger.audit_recent(principal.viewer, at_once, asked.since_ms, before_ms, below)
+        rows = await ledger.audit_recent(principal.viewer, at_once, filters.since_ms, before_ms, below)
         for record in reversed(rows):
-            if narrow and not _passes(asked, record):
+            if narrow and not _passes(filters, record):
                 continue
             found.append(record)
             if len(found) == limit:
@@ -73,8 +73,8 @@ async def find_audit(
     return AuditPage(tuple(reversed(found)), below)
 
 
-def _passes(asked: AuditFilter, record: AuditRecord) -> bool:
+def _passes(filters: AuditFilter, record: AuditRecord) -> bool:
     row = _row(record.row)
-    if asked.type is not None and row.kind.type != asked.type:
+    if filters.type is not None and row.kind.type != filters.type:
         return False
-    return asked.issuer is None or row.issuer.display.startswith(asked.issuer)
+    return filters.issuer is None or row.issuer.display.startswith(filters.issuer)

@@ -371,8 +371,8 @@ def _provider(offer: CardFeatures, base_url: str) -> Provider | None:
 
 
 def _description(definition: AgentDefinition) -> str:
-    said = " — ".join(text for text in (definition.role, definition.goal) if text)
-    return said or definition.description or f"Covenant agent {definition.id}"
+    summary = " — ".join(text for text in (definition.role, definition.goal) if text)
+    return summary or definition.description or f"Covenant agent {definition.id}"
 
 
 def _version(agent: CatalogueAgent) -> str:

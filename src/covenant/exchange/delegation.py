@@ -194,16 +194,16 @@ class Delegations:
         task = within_deadline(task, None if until_ms is None else until_ms - self.ledger.now_ms())
         return DelegatedTask(traced(task, trace_of(parent)), digest, until_ms)
 
-    async def perform(self, asked: DelegatedTask) -> TaskView:
+    async def perform(self, delegated: DelegatedTask) -> TaskView:
         """Accepts the task, or finds it accepted before. Returns it when it has ended or waits for more.
 
         When the caller's time is over, the task is canceled.
         """
-        task = asked.task
+        task = delegated.task
         with self.ledger.watch(task.id) as watch:
             try:
                 kept = await self._writer.with_files(task)
-                known = (await self._writer.accept(kept, asked.digest)).duplicate
+                known = (await self._writer.accept(kept, delegated.digest)).duplicate
             except Refusal as refusal:
                 if refusal.code == "duplicate_task_id":
                     raise Conflict(
@@ -212,9 +212,9 @@ class Delegations:
                 raise
             builder = await self._reader.past(task.id) if known else TaskViewBuilder()
             wait_ms = give_up_ms = None
-            if asked.until_ms is not None:
+            if delegated.until_ms is not None:
                 # The wall-clock deadline becomes one of the monotonic clock, which nobody can set.
-                wait_ms = asked.until_ms - self.ledger.now_ms()
+                wait_ms = delegated.until_ms - self.ledger.now_ms()
                 give_up_ms = self.ledger.clock.monotonic_ms() + wait_ms
             view = await self._reader.at_rest(task.id, watch, builder, wait_ms)
         return await self._read_on(view, give_up_ms)

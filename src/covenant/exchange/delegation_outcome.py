@@ -109,20 +109,20 @@ def _joined(sha256: str, count: int, parts: Mapping[int, str]) -> dict[str, Any]
 async def read_sub_delegations(ledger: TaskLedger, task_id: TaskId) -> tuple[TreeNode, ...]:
     """The delegations that the provider made in turn, as its signed result reports them, as nodes of a tree."""
     evidence = await read_task_evidence(ledger, task_id)
-    told = (evidence or {}).get("result") or {}
-    return tuple(map(remote_node, msgspec.convert(told.get("subDelegations", ()), tuple[SubDelegation, ...])))
+    result = (evidence or {}).get("result") or {}
+    return tuple(map(remote_node, msgspec.convert(result.get("subDelegations", ()), tuple[SubDelegation, ...])))
 
 
-def remote_node(told: SubDelegation) -> TreeNode:
-    used = usage_amounts(told.token_usage) or msgspec.UNSET
+def remote_node(delegation: SubDelegation) -> TreeNode:
+    used = usage_amounts(delegation.token_usage) or msgspec.UNSET
     return TreeNode(
-        task_id=TaskId(told.delegation_id),
+        task_id=TaskId(delegation.delegation_id),
         task=None,
         state=None,
         remote=True,
-        provider=told.provider or "",
-        profile=told.profile,
-        status=told.status,
+        provider=delegation.provider or "",
+        profile=delegation.profile,
+        status=delegation.status,
         usage_total=used,
-        children=tuple(map(remote_node, told.sub_delegations)),
+        children=tuple(map(remote_node, delegation.sub_delegations)),
     )

@@ -236,7 +236,7 @@ def _frames_of(call: CapturedCall) -> tuple[tuple[TaskId, ...], tuple[LoggedFram
     if not task_ids:
         return (), ()
     back: Direction = "out" if call.direction == "in" else "in"
-    asked = LoggedFrame(
+    request = LoggedFrame(
         at_ms=call.at_ms,
         direction=call.direction,
         door=call.door,
@@ -245,7 +245,7 @@ def _frames_of(call: CapturedCall) -> tuple[tuple[TaskId, ...], tuple[LoggedFram
         headers=redact_sent(call.headers),
         truncated=call.request_bytes > len(call.request),
     )
-    told = LoggedFrame(
+    reply = LoggedFrame(
         at_ms=call.answered_ms,
         direction=back,
         door=call.door,
@@ -254,7 +254,7 @@ def _frames_of(call: CapturedCall) -> tuple[tuple[TaskId, ...], tuple[LoggedFram
         headers=redact_answered(call.answer_headers),
         truncated=call.answer_bytes > len(call.answer),
     )
-    return task_ids, (asked, told)
+    return task_ids, (request, reply)
 
 
 def _task_ids(call: CapturedCall) -> list[TaskId]:

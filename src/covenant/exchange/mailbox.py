@@ -298,7 +298,7 @@ class MailboxExchange:
         view = (await TaskReader(self._ledger).past(task_id, scope=TaskScope(sender=viewer))).view()
         if view is None:
             raise NotFound("unknown_task", f"no task {task_id} of yours is known here")
-        before = next((said for said in view.history if said.message_id == message_id), None)
+        before = next((earlier for earlier in view.history if earlier.message_id == message_id), None)
         if before is None:
             code = "not_asked" if isinstance(given, PersonDecision) else "not_waiting"
             raise Conflict(code, f"task {task_id} does not wait for its sender: it is {view.state}")

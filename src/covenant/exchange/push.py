@@ -113,11 +113,11 @@ class PushConfigs:
         return await self._ledger.pushes(task_id)
 
 
-def _page(found: Sequence[Push], asked: ListPush) -> PushPage:
+def _page(found: Sequence[Push], request: ListPush) -> PushPage:
     """The page after the one that ended with the token; from the beginning if that configuration is gone."""
     ids = [push.id for push in found]
-    first = ids.index(asked.page_token) + 1 if asked.page_token in ids else 0
-    page = found[first : first + max(1, asked.page_size)]
+    first = ids.index(request.page_token) + 1 if request.page_token in ids else 0
+    page = found[first : first + max(1, request.page_size)]
     more = first + len(page) < len(found)
     return PushPage(configs=tuple(push.config for push in page), next_page_token=page[-1].id if more else "")
 

@@ -243,10 +243,10 @@ def check_version(version: str, dialect: Dialect) -> None:
     """Checks `A2A-Version`: Major.Minor, with any patch."""
     if version in _ALWAYS:
         return
-    asked = version.strip()
-    if asked in _VERSIONS[dialect]:
+    requested = version.strip()
+    if requested in _VERSIONS[dialect]:
         return
-    numbers = asked.split(".")
+    numbers = requested.split(".")
     if len(numbers) == 3 and numbers[2].isdigit() and ".".join(numbers[:2]) in _VERSIONS[dialect]:
         return
-    raise Invalid("version_not_supported", f"A2A version {asked[:20]!r} is not supported; ask for 1.0")
+    raise Invalid("version_not_supported", f"A2A version {requested[:20]!r} is not supported; ask for 1.0")

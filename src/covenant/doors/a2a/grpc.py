@@ -76,8 +76,8 @@ class _StreamWriter:
             message = f"the reader is too slow; the task goes on: resume with {CURSOR}"
             raise Unavailable("stream_cut", message, retry_after_ms=RETRY_MS)
 
-    async def _write(self, generation: int, told: bytes) -> None:
-        event = self._writer.message(told)
+    async def _write(self, generation: int, body: bytes) -> None:
+        event = self._writer.message(body)
         getattr(event, event.WhichOneof("payload")).metadata[GENERATION] = generation
         # A started write arrives before the trailers, even if nobody waits for it any more.
         self.sent = generation
@@ -204,19 +204,19 @@ class GrpcCalls:
     async def _captured_call(self, log: FrameLog, row: _Row, requests: Any, context: Any) -> bytes | None:
         captured = CapturedContext(context, log, row.operation.name, row.reader.kind, row.writer.kind)
         try:
-            told = await self._call(row, requests, captured)
-            if told is not None:
-                captured.tell(told)
-            return told
+            reply = await self._call(row, requests, captured)
+            if reply is not None:
+                captured.tell(reply)
+            return reply
         finally:
             captured.end()
 
     async def _call(self, row: _Row, _requests: Any, context: Any) -> bytes | None:
         started_s = perf_counter()
         try:
-            asked = await self._asked(row, context)
-            caller = asked.ask.caller
-            active = self._admission.activated(asked) if asked.ask.extensions else ""
+            call = await self._asked(row, context)
+            caller = call.ask.caller
+            active = self._admission.activated(call) if call.ask.extensions else ""
             initial = (("a2a-extensions", active),) if active else ()
             if initial:
                 # Before any refusal: a refusal has no metadata of its own.
@@ -225,26 +225,26 @@ class GrpcCalls:
             with limiter.connected(caller):
                 if operation.open_stream is not None:
                     with limiter.streaming(caller):
-                        stream = await self._shielded(operation.open_stream(self._services, asked))
-                        await self._run(row, stream, asked, context, told=bool(initial))
+                        stream = await self._shielded(operation.open_stream(self._services, call))
+                        await self._run(row, stream, call, context, metadata_sent=bool(initial))
                     return None
-                told = await self._shielded(self._admission.run(operation, self._services, asked))
-            return row.writer.message(told).SerializeToString()
+                reply = await self._shielded(self._admission.run(operation, self._services, call))
+            return row.writer.message(reply).SerializeToString()
         except Exception as error:  # noqa: BLE001  (an internal error tells the client nothing)
             wrong = error
         finally:
             row.timer.observe(perf_counter() - started_s)
         return await self._refuse(row, wrong, context)
 
-    async def _run(self, row: _Row, stream: TaskStream, call: A2ACall, context: Any, *, told: bool) -> None:
-        """Writes the stream. A caller that leaves or is revoked ends it, not the task. `told`: metadata was sent."""
+    async def _run(self, row: _Row, stream: TaskStream, call: A2ACall, context: Any, *, metadata_sent: bool) -> None:
+        """Writes the stream. A caller that leaves or is revoked ends it, not the task."""
         writer, tenancy = _StreamWriter(stream, call, row.writer, context), self._admission.tenants.tenancy
         revoked = Unauthenticated(
             "unauthenticated", "the token is no longer valid; the task goes on, and a valid token can follow it again"
         )
         with stream:
             # Sent alone: an interrupted first write would send it a second time, which ends the call.
-            if not told:
+            if not metadata_sent:
                 await context.send_initial_metadata(())
             with CancelScope() as work, tenancy.session(call.ask.caller, partial(work.end, revoked)):
                 self._open.add(work)
@@ -298,8 +298,8 @@ class GrpcCalls:
         headers: dict[str, bytes] = {}
         for name, value in context.invocation_metadata() or ():
             if not name.endswith("-bin"):
-                said = value if isinstance(value, bytes) else value.encode()
-                headers[name] = b"%b, %b" % (headers[name], said) if name in headers else said
+                raw = value if isinstance(value, bytes) else value.encode()
+                headers[name] = b"%b, %b" % (headers[name], raw) if name in headers else raw
         if self._tls is not None and "authorization" not in headers:
             self._name_caller(self._tls, context, headers)
         return {
@@ -347,8 +347,8 @@ class GrpcCalls:
         self._admission.meter.refused(TRANSPORT, error.code if isinstance(error, Refusal) else "internal")
         # Trailers that were set already stay.
         trailers = (*(context.trailing_metadata() or ()), (DETAILS, status_of(error)))
-        said = message_of(error) if row.dialect is V1 else f"{name_v03(error)}: {message_of(error)}"
-        await context.abort(grpc.StatusCode[error_code_of(error).grpc], said, trailers)
+        message = message_of(error) if row.dialect is V1 else f"{name_v03(error)}: {message_of(error)}"
+        await context.abort(grpc.StatusCode[error_code_of(error).grpc], message, trailers)
         raise AssertionError("abort() raises")
 
 
@@ -447,8 +447,8 @@ KNOWN: Final = (error_details_pb2.ErrorInfo, error_details_pb2.BadRequest, error
 def status_of(error: BaseException) -> bytes:
     """`google.rpc.Status`, like the errors of the other bindings. An internal error reveals nothing."""
     code: int = grpc.StatusCode[error_code_of(error).grpc].value[0]
-    told = {"code": code, "message": message_of(error), "details": details(error)}
-    status: bytes = ParseDict(told, status_pb2.Status()).SerializeToString()
+    fields = {"code": code, "message": message_of(error), "details": details(error)}
+    status: bytes = ParseDict(fields, status_pb2.Status()).SerializeToString()
     return status
 
 

@@ -249,8 +249,8 @@ class RestBinding(_Binding):
     async def answer(self, agent_id: str, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         headers, started_s = headers_of(scope), perf_counter()
         spoken = REST_V03 if path.startswith(REST_V03.prefix) else REST_V1
-        said = headers.get(b"content-type") or ""
-        kind = JSON if spoken is REST_V03 or said.startswith("application/json") else A2A_JSON
+        content_type = headers.get(b"content-type") or ""
+        kind = JSON if spoken is REST_V03 or content_type.startswith("application/json") else A2A_JSON
         error_kind = A2A_JSON if "application/a2a+json" in (headers.get(b"accept") or "") else JSON
         name = "unknown"
         try:
@@ -327,8 +327,8 @@ class JsonRpcBinding(_Binding):
                     decode = unread
                 started_s = perf_counter()
                 try:
-                    asked = admission.call(admitted, operation, dialect, decode, call.params)
-                    await self._run(operation, asked, receive, send, around=jsonrpc.result_frame(call.id))
+                    request = admission.call(admitted, operation, dialect, decode, call.params)
+                    await self._run(operation, request, receive, send, around=jsonrpc.result_frame(call.id))
                 except (OverLimit, Unauthenticated, CallerGoneError):
                     # Answered below, with its HTTP status.
                     raise
@@ -374,10 +374,10 @@ def content_refusal(error: E, headers: Headers) -> E | Refusal:
     """The refusal of an unreadable body. A body that does not claim to be JSON has the wrong content type."""
     if not isinstance(error, Refusal) or error.code != "invalid_json":
         return error
-    said = (headers.get(b"content-type") or "").partition(";")[0].strip().lower()
-    if not said or said.endswith(("/json", "+json")):
+    content_type = (headers.get(b"content-type") or "").partition(";")[0].strip().lower()
+    if not content_type or content_type.endswith(("/json", "+json")):
         return error
-    return Invalid("content_type_not_supported", f"{error.message}; its Content-Type is {said[:100]!r}")
+    return Invalid("content_type_not_supported", f"{error.message}; its Content-Type is {content_type[:100]!r}")
 
 
 class A2ADoor:

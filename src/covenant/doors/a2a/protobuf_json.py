@@ -62,8 +62,8 @@ class ResponseWriter(Generic[M]):
         self.kind = kind
         self._fields = _fieldwise(kind.DESCRIPTOR)
 
-    def message(self, told: bytes) -> M:
-        return self.kind(**self._fields(_decode(told)))
+    def message(self, body: bytes) -> M:
+        return self.kind(**self._fields(_decode(body)))
 
 
 # From a message to plain values. An enum stays its number, which the JSON rules allow.
@@ -151,8 +151,8 @@ def _fieldwise(kind: Descriptor) -> _Convert:
         if not plan:
             plan.update({field.json_name: (field.name, _value_made(field)) for field in kind.fields})
         made: dict[str, Any] = {}
-        for told, value in given.items():
-            name, convert = plan[told]
+        for key, value in given.items():
+            name, convert = plan[key]
             # Of all fields only a Value can be null.
             if value is not None or convert is _value:
                 made[name] = value if convert is None else convert(value)
@@ -189,8 +189,8 @@ def _value(given: Any) -> Value:
     return _struct({"it": given}).fields["it"]
 
 
-def _timestamp(told: str) -> dict[str, int]:
-    moment = datetime.fromisoformat(told)
+def _timestamp(text: str) -> dict[str, int]:
+    moment = datetime.fromisoformat(text)
     return {"seconds": math.floor(moment.timestamp()), "nanos": moment.microsecond * 1000}
 
 

@@ -134,8 +134,8 @@ def _schemas(routes: Sequence[Described]) -> dict[str, Any]:
 
 def _route(route: Described, schemas: dict[str, Any]) -> dict[str, Any]:
     in_path = re.findall(r"\{(\w+)\}", route.path)
-    asked = route.request or route.query
-    schema = schemas[asked.__name__] if asked is not None else {}
+    shape = route.request or route.query
+    schema = schemas[shape.__name__] if shape is not None else {}
     for name in in_path:
         schema.get("properties", {}).pop(name, None)
     described: dict[str, Any] = {

@@ -47,14 +47,14 @@ def make_server(run: Run, version: str) -> Server[Any]:
     async def list_tools(_: Any, __: types.PaginatedRequestParams | None) -> types.ListToolsResult:
         return types.ListToolsResult(tools=[described(tool) for tool in TOOLS])
 
-    async def call_tool(context: Any, asked: types.CallToolRequestParams) -> types.CallToolResult:
+    async def call_tool(context: Any, request: types.CallToolRequestParams) -> types.CallToolResult:
         caller: Caller = context.request.scope[CALLER]
         try:
-            answer = await run(caller, asked.name, asked.arguments, progress_of(context))
+            answer = await run(caller, request.name, request.arguments, progress_of(context))
         except Refusal as refusal:
             return _result(ToolAnswer(f"{refusal.code}: {refusal.message}", {"code": refusal.code}, failed=True))
         except Exception:  # the details are for the daemon's log alone
-            log.exception("mcp.failed", extra={"tool": asked.name})
+            log.exception("mcp.failed", extra={"tool": request.name})
             failed = "internal: the call failed in the daemon; its log says why"
             return _result(ToolAnswer(failed, {"code": "internal"}, failed=True))
         return _result(answer)
@@ -96,17 +96,17 @@ def _schema(name: str) -> Mapping[str, Any] | None:
 def progress_of(context: Any) -> ReportProgress:
     """Reports progress to a client that asked for it; to others as log lines, if their protocol version has these."""
     session, count = context.session, 0
-    asked = (context.meta or {}).get("progress_token") is not None
-    logs = not asked and session.protocol_version in HANDSHAKE_PROTOCOL_VERSIONS
+    requested = (context.meta or {}).get("progress_token") is not None
+    logs = not requested and session.protocol_version in HANDSHAKE_PROTOCOL_VERSIONS
 
     async def tell(message: str) -> None:
         nonlocal count
         count += 1
-        if asked:
+        if requested:
             await session.report_progress(float(count), None, message)
         elif logs:
-            said = types.LoggingMessageNotificationParams(level="info", data=message, logger=NAME)
-            await session.send_notification(types.LoggingMessageNotification(params=said), context.request_id)
+            params = types.LoggingMessageNotificationParams(level="info", data=message, logger=NAME)
+            await session.send_notification(types.LoggingMessageNotification(params=params), context.request_id)
 
     return tell
 
@@ -143,7 +143,7 @@ def _bridge_server(daemon: Callable[[], Client], version: str) -> Server[Any]:
         async with daemon() as client:
             return await client.list_tools()
 
-    async def call_tool(context: Any, asked: types.CallToolRequestParams) -> types.CallToolResult:
+    async def call_tool(context: Any, request: types.CallToolRequestParams) -> types.CallToolResult:
         tell = progress_of(context)
 
         async def told(progress: float, total: float | None, message: str | None) -> None:  # noqa: ARG001  (as called)
@@ -151,10 +151,10 @@ def _bridge_server(daemon: Callable[[], Client], version: str) -> Server[Any]:
 
         try:
             async with daemon() as client:
-                return await client.call_tool(asked.name, asked.arguments, progress_callback=told)
+                return await client.call_tool(request.name, request.arguments, progress_callback=told)
         except Exception as error:  # noqa: BLE001  (the client is told of any failure on the way to the daemon)
-            said = f"unavailable: the daemon did not answer ({_cause(error)}); tasks go on, see get_task"
-            return types.CallToolResult(content=[types.TextContent(type="text", text=said)], is_error=True)
+            problem = f"unavailable: the daemon did not answer ({_cause(error)}); tasks go on, see get_task"
+            return types.CallToolResult(content=[types.TextContent(type="text", text=problem)], is_error=True)
 
     return _server(version, list_tools, call_tool)
 

@@ -75,16 +75,16 @@ class RemoteTools:
             raise _as_refusal(error) from error
         return render_card(card)
 
-    async def invoke(self, caller: Caller, asked: InvokeRemoteAgentArguments) -> TaskStream:
+    async def invoke(self, caller: Caller, arguments: InvokeRemoteAgentArguments) -> TaskStream:
         """Starts the task that calls the agent, and follows it. Refused if the agent's trust is below `min_trust`."""
-        url = asked.agent_url
+        url = arguments.agent_url
         self._check_address(caller, url)
-        card = await self._trusted(caller, url, asked.min_trust)
-        words = asked.message
-        if asked.skill is not None:
-            _check_skill(card, asked.skill)
-            words = f"Use your skill {asked.skill}.\n\n{words}"
-        tenant, key = caller.tenant.name, asked.idempotency_key
+        card = await self._trusted(caller, url, arguments.min_trust)
+        words = arguments.message
+        if arguments.skill is not None:
+            _check_skill(card, arguments.skill)
+            words = f"Use your skill {arguments.skill}.\n\n{words}"
+        tenant, key = caller.tenant.name, arguments.idempotency_key
         sender, recipient = self._catalogue.client(tenant), self._catalogue.identity(tenant, ELSEWHERE)
         task_id = TaskId(self._new_id())
         if key is not None:
@@ -94,7 +94,7 @@ class RemoteTools:
             sender=sender,
             recipient=recipient,
             parts=(Text(words),),
-            timeout_ms=max(1, int(asked.timeout_minutes * 60_000)),
+            timeout_ms=max(1, int(arguments.timeout_minutes * 60_000)),
             tenant=tenant,
             origin=ORIGIN,
             target=Target(url=url) if "://" in url else Target(name=url),
@@ -178,12 +178,12 @@ def _as_refusal(error: CovenantError) -> Refusal:
     return Invalid(str(code), str(error))
 
 
-def render_answer(view: TaskView, told: ToolAnswer) -> ToolAnswer:
+def render_answer(view: TaskView, answer: ToolAnswer) -> ToolAnswer:
     """The remote agent's answer, or the task's state if it has not completed."""
     if view.state is not TaskState.COMPLETED:
-        return told
-    said = told.data["text"] or "(no text)"
-    return told._replace(text=f"Remote Agent Response (task {view.task.id}):\n{shortened(said)}")
+        return answer
+    text = answer.data["text"] or "(no text)"
+    return answer._replace(text=f"Remote Agent Response (task {view.task.id}):\n{shortened(text)}")
 
 
 _CARD_FIELDS: Final = ("name", "version", "description", "url", "streaming", "skills")

@@ -38,7 +38,7 @@ class ToolAnswer(NamedTuple):
 
 def render_task(view: TaskView, *, agent: str, link: Link) -> ToolAnswer:
     task, state = view.task, view.state
-    said, files = agent_text(view, link)
+    text, files = agent_text(view, link)
     lines = [f"Task {task.id} ({agent}): {state}"]
     if view.holder_lost:
         lines.append("Its holder is lost; an operator decides what becomes of the task.")
@@ -46,14 +46,14 @@ def render_task(view: TaskView, *, agent: str, link: Link) -> ToolAnswer:
         lines.append(f"The task waits for an answer: call send_task with agent {agent!r} and task_id {task.id!r}.")
     elif not state.terminal:
         lines.append("The task goes on by itself; get_task shows its state.")
-    data: dict[str, Any] = {"task_id": task.id, "agent": agent, "state": str(state), "text": said, "artifacts": files}
+    data: dict[str, Any] = {"task_id": task.id, "agent": agent, "state": str(state), "text": text, "artifacts": files}
     if task.context_id:
         data["context_id"] = task.context_id
     if view.holder_lost:
         data["holder_lost"] = True
     listed = [f"Artifact: {file}" for file in files]
     return ToolAnswer(
-        "\n".join([*lines, *listed, *(["", shortened(said)] if said else [])]),
+        "\n".join([*lines, *listed, *(["", shortened(text)] if text else [])]),
         data,
         failed=state in (TaskState.FAILED, TaskState.REJECTED),
     )

@@ -66,41 +66,41 @@ class ToolCalls:
         self, caller: Caller, name: str, given: Mapping[str, Any] | None, report: ReportProgress
     ) -> ToolAnswer:
         """Runs a tool. Raises Refusal."""
-        asked = tools.read_arguments(name, given)
-        match asked:
+        arguments = tools.read_arguments(name, given)
+        match arguments:
             case tools.DiscoverAgentArguments():
-                return await self._remote.discover(caller, asked.url)
+                return await self._remote.discover(caller, arguments.url)
             case tools.InvokeRemoteAgentArguments():
                 with self._limiter.streaming(caller):
-                    stream = await self._remote.invoke(caller, asked)
+                    stream = await self._remote.invoke(caller, arguments)
                     view = await self._follow(caller, stream, report)
                 return render_answer(view, self._render(caller, view))
             case tools.ListAgentsArguments():
                 return await self._list_agents(caller)
             case tools.SendTaskArguments():
-                return await self._send(caller, asked, report)
+                return await self._send(caller, arguments, report)
             case tools.GetTaskArguments():
-                return await self._get(caller, asked, report)
+                return await self._get(caller, arguments, report)
             case tools.CancelTaskArguments():
-                return self._render(caller, await self._lookup.cancel(caller, asked.task_id))
+                return self._render(caller, await self._lookup.cancel(caller, arguments.task_id))
             case tools.QueueStatusArguments():
-                return render_queue(await self._lookup.queue(caller, asked.limit))
+                return render_queue(await self._lookup.queue(caller, arguments.limit))
             case _:
-                assert_never(asked)
+                assert_never(arguments)
 
     async def _list_agents(self, caller: Caller) -> ToolAnswer:
         found = await self._lookup.agents(caller)
         return render_agents([(agent_name(agent) if caller.operator else agent.id, agent) for agent in found])
 
-    async def _send(self, caller: Caller, asked: tools.SendTaskArguments, report: ReportProgress) -> ToolAnswer:
-        agent, caller = self._agent(caller, asked.agent)
-        ask = A2ARequest(caller=caller, agent=agent, idempotency_key=asked.idempotency_key)
+    async def _send(self, caller: Caller, arguments: tools.SendTaskArguments, report: ReportProgress) -> ToolAnswer:
+        agent, caller = self._agent(caller, arguments.agent)
+        ask = A2ARequest(caller=caller, agent=agent, idempotency_key=arguments.idempotency_key)
         # With a key, a repeated message must be the same, so its id must be the same, too.
-        message_id = asked.idempotency_key or self._new_id()
-        message = Message(message_id=message_id, parts=(Text(asked.message),), task_id=asked.task_id)
-        later = asked.not_before_ms
-        wait = asked.wait and later is None
-        if later is not None and asked.task_id is not None:
+        message_id = arguments.idempotency_key or self._new_id()
+        message = Message(message_id=message_id, parts=(Text(arguments.message),), task_id=arguments.task_id)
+        later = arguments.not_before_ms
+        wait = arguments.wait and later is None
+        if later is not None and arguments.task_id is not None:
             raise Invalid("invalid_task", "not_before_ms is for a new task, but task_id names an existing one")
         metadata = {NOT_BEFORE: later} if later is not None else None
         sent = SendMessage(message=message, blocking=wait, metadata=metadata)
@@ -110,13 +110,13 @@ class ToolCalls:
             stream = await self._exchange.stream(ask, sent)
             return self._render(caller, await self._follow(caller, stream, report))
 
-    async def _get(self, caller: Caller, asked: tools.GetTaskArguments, report: ReportProgress) -> ToolAnswer:
-        if not asked.wait_seconds:
-            view = await self._lookup.get(caller, asked.task_id)
+    async def _get(self, caller: Caller, arguments: tools.GetTaskArguments, report: ReportProgress) -> ToolAnswer:
+        if not arguments.wait_seconds:
+            view = await self._lookup.get(caller, arguments.task_id)
             return self._render(caller, self._exchange.explain_wait(view))
         with self._limiter.streaming(caller):
-            stream = await self._lookup.follow(caller, asked.task_id)
-            return self._render(caller, await self._follow(caller, stream, report, within_s=asked.wait_seconds))
+            stream = await self._lookup.follow(caller, arguments.task_id)
+            return self._render(caller, await self._follow(caller, stream, report, within_s=arguments.wait_seconds))
 
     async def _follow(
         self, caller: Caller, stream: TaskStream, report: ReportProgress, *, within_s: float | None = None

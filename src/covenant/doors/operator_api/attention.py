@@ -92,8 +92,8 @@ async def find_needs(services: Services, operator: Principal) -> list[Need]:
 def count_needs(items: Sequence[Need]) -> int:
     """The sum over all kinds: the number listed, or the `count` of the first entry."""
     listed = Counter(item.what for item in items)
-    said = {item.what: item.count for item in reversed(items)}
-    return sum(max(count, said[what]) for what, count in listed.items())
+    counts = {item.what: item.count for item in reversed(items)}
+    return sum(max(count, counts[what]) for what, count in listed.items())
 
 
 def storage_needs(counts: Counts, now_ms: int) -> Iterator[Need]:
@@ -193,7 +193,7 @@ async def _parked(services: Services, operator: Principal) -> Sequence[Need]:
 
 async def _waiting_for_sender(services: Services, operator: Principal) -> tuple[list[FoundTask], int]:
     """Some of the tasks that have waited for long, and how many there are."""
-    asked = TaskQuery(
+    filters = TaskQuery(
         states=(PARKED,),
         interruptions=tuple(Interruption),
         moved_until_ms=services.ledger.now_ms() - PARKED_MS,
@@ -201,7 +201,7 @@ async def _waiting_for_sender(services: Services, operator: Principal) -> tuple[
         limit=LISTED_MAX,
         count=True,
     )
-    query = await task_search.scoped(services.ledger, operator, asked)
+    query = await task_search.scoped(services.ledger, operator, filters)
     page = await services.ledger.find(query)
     found, total = [*page.tasks], page.total or 0
     for _ in range(PARKED_PAGES_MAX):
@@ -217,8 +217,8 @@ def _moved_at_ms(task: FoundTask) -> int:
 
 
 async def _refused_logins(services: Services, operator: Principal) -> Sequence[Need]:
-    asked = AuditFilter(type="authentication_failed", since_ms=services.ledger.now_ms() - LOGINS_MS)
-    page = await find_audit(services.ledger, operator, asked, AUDIT_ROWS)
+    filters = AuditFilter(type="authentication_failed", since_ms=services.ledger.now_ms() - LOGINS_MS)
+    page = await find_audit(services.ledger, operator, filters, AUDIT_ROWS)
     refused = [msgspec.json.decode(record.row) for record in page.records]
     if not refused:
         return ()

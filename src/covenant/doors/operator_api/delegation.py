@@ -138,7 +138,7 @@ def _delegation(services: Services, delegation: Delegation) -> DelegationShown:
 
 
 def delegation_shown(delegation: Delegation, peer_name: str) -> DelegationShown:
-    asked = delegation.question
+    question = delegation.question
     return fill(
         DelegationShown,
         delegation,
@@ -153,7 +153,7 @@ def delegation_shown(delegation: Delegation, peer_name: str) -> DelegationShown:
         token_usage=delegation.usage,
         retry_after=delegation.retry_after_ms,
         proven=delegation.proof is not None and not delegation.broken,
-        question=asked.text if asked is not None and delegation.status == "running" else msgspec.UNSET,
+        question=question.text if question is not None and delegation.status == "running" else msgspec.UNSET,
     )
 
 
@@ -300,8 +300,8 @@ async def peer_usage(services: Services, caller: Principal, request: PeerUsageRe
         fill(PeerUsageShown, each, day=day_text(each.day), peer_id=each.peer, peer=_name_in(known, each.peer))
         for each in page
     ]
-    asked = known.values() if one is None else (one,)
-    quotas = [quota for peer in asked if (quota := _quota_shown(peers, peer, kept, today)) is not None]
+    chosen = known.values() if one is None else (one,)
+    quotas = [quota for peer in chosen if (quota := _quota_shown(peers, peer, kept, today)) is not None]
     return PeerUsageAnswer(usage=fit(shown), total=len(found), quotas=tuple(quotas))
 
 

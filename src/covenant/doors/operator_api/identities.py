@@ -332,8 +332,8 @@ async def purge_capabilities(services: Services, caller: Principal, request: Pur
 async def recent_audit(services: Services, caller: Principal, request: RecentAuditRequest) -> AuditRecent:
     limit = page_limit(request.limit, AUDIT_LIMIT)
     below = LAST if request.below is None else request.below
-    asked = fill(AuditFilter, request)
-    page = await find_audit(services.ledger, caller, asked, limit, below)
+    filters = fill(AuditFilter, request)
+    page = await find_audit(services.ledger, caller, filters, limit, below)
     records, following = page.records, request.after is not None
     if following:
         seen = [number for number, record in enumerate(records) if _row_id(record.row).id == request.after]

@@ -106,8 +106,8 @@ def fill(answer: type[S], source: object, /, **given: Any) -> S:
     )
 
 
-def page_limit(asked: int | None, default: int, most: int | None = None) -> int:
-    limit = default if asked is None else asked
+def page_limit(requested: int | None, default: int, most: int | None = None) -> int:
+    limit = default if requested is None else requested
     if most is not None and not 1 <= limit <= most:
         raise Invalid("invalid_limit", f"limit must be between 1 and {most}")
     return limit

@@ -174,14 +174,14 @@ async def answer_a2a_task(services: Services, caller: Principal, request: Answer
     given: str | PersonDecision = request.text
     if request.approved is not None:
         given = PersonDecision(approved=request.approved, reason=request.text, id=request.question_id)
-    told = await services.exchange.answer(caller, task_id, given, request.answer_id)
-    return AnsweredTask(task_id=task_id, duplicate=told.duplicate)
+    answered = await services.exchange.answer(caller, task_id, given, request.answer_id)
+    return AnsweredTask(task_id=task_id, duplicate=answered.duplicate)
 
 
 async def signal_a2a_task(services: Services, caller: Principal, request: SignalRequest) -> SignaledTask:
     task_id = request.parsed_task_id()
-    told = await services.exchange.signal(caller, task_id, request.name, request.value, request.signal_id)
-    return SignaledTask(task_id=task_id, duplicate=told.duplicate)
+    signaled = await services.exchange.signal(caller, task_id, request.name, request.value, request.signal_id)
+    return SignaledTask(task_id=task_id, duplicate=signaled.duplicate)
 
 
 async def repair_a2a_task(services: Services, caller: Principal, request: RepairTask) -> Repaired:

@@ -160,8 +160,8 @@ class AgentShown(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     def of(cls, agent: CatalogueAgent, nodes: Sequence[str] = ()) -> AgentShown:
         made = agent.definition
         of_agent = {name: getattr(agent, name) for name in ("source", "created_at_ms", "updated_at_ms")}
-        told = tuple(nodes) or msgspec.UNSET
-        return fill(cls, made, agent_def=made, ignored=ignored_keys(made), nodes=told, **of_agent)
+        node_names = tuple(nodes) or msgspec.UNSET
+        return fill(cls, made, agent_def=made, ignored=ignored_keys(made), nodes=node_names, **of_agent)
 
 
 class AgentList(ApiAnswer, frozen=True, kw_only=True, tag="agent_list"):

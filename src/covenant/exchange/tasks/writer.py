@@ -200,16 +200,16 @@ class TaskWriter:
     def _digests(self, sent: Task, push: PushConfig | None) -> tuple[str, int, tuple[str, ...]]:
         """The digest of a request, its size, and the digests that it had by earlier rules."""
         former: tuple[str, ...] = ()
-        asked = without_transport(sent)
-        digest, size = _digest(asked, push)
-        if asked.message_id is not None:
+        plain = without_transport(sent)
+        digest, size = _digest(plain, push)
+        if plain.message_id is not None:
             # Clients make a new message id for each try: the key says that it is the same message.
-            asked = msgspec.structs.replace(asked, message_id=None)
-            former, (digest, _) = (digest,), _digest(asked, push)
-        if asked.parts and self.files is not None:
-            parts = self.files.named_by_hash(asked.parts)
-            if parts is not asked.parts:
-                named = msgspec.structs.replace(asked, parts=parts)
+            plain = msgspec.structs.replace(plain, message_id=None)
+            former, (digest, _) = (digest,), _digest(plain, push)
+        if plain.parts and self.files is not None:
+            parts = self.files.named_by_hash(plain.parts)
+            if parts is not plain.parts:
+                named = msgspec.structs.replace(plain, parts=parts)
                 former, (digest, _) = (digest, *former), _digest(named, push)
         return digest, size, former
 
@@ -331,9 +331,9 @@ class TaskWriter:
                 await asyncio.sleep(AGAIN_S)
 
 
-def _digest(asked: Task, push: PushConfig | None) -> tuple[str, int]:
+def _digest(task: Task, push: PushConfig | None) -> tuple[str, int]:
     """The digest of a client's request, and the size of the task."""
-    digest, size = fingerprint(asked)
+    digest, size = fingerprint(task)
     if push is not None:
         # The same key with another webhook is another request, as with another message.
         digest = hashlib.sha256(digest.encode() + _encode(push)).hexdigest()

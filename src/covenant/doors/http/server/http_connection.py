@@ -402,10 +402,10 @@ class HttpConnection(asyncio.Protocol):
         self._write_refusal(refusal)
         self._linger()
 
-    def _write_refusal(self, refusal: Refusal, asked: HttpExchange | None = None) -> None:
+    def _write_refusal(self, refusal: Refusal, exchange: HttpExchange | None = None) -> None:
         """Writes the last answer, in the form of the requested door."""
-        form = refusals.plain_form if asked is None else self._http.refusal_form
-        headers, body = form(asked.scope["path"] if asked is not None else "", refusal)
+        form = refusals.plain_form if exchange is None else self._http.refusal_form
+        headers, body = form(exchange.scope["path"] if exchange is not None else "", refusal)
         head, _ = self.heads.whole(refusal.status, (*headers, _CLOSE))
         self.write(b"%b%d\r\n\r\n%b" % (head, len(body), body))
 
