@@ -297,10 +297,10 @@ def explain_invalid(message: str, kind: type[msgspec.Struct]) -> str:
         return f"{json_pointer(missing[2])}/{escaped_key(missing[1])}: must be given"
     placed = _PLACED(message)
     assert placed is not None
-    said, where = placed[1][:_MESSAGE_LENGTH_MAX], json_pointer(placed[2])
+    explanation, where = placed[1][:_MESSAGE_LENGTH_MAX], json_pointer(placed[2])
     if allowed := _allowed(kind, where.split("/")[1:]):
-        said = f"{said}; give one of {', '.join(map(repr, allowed))}"
-    return f"{where}: {said}" if where else said
+        explanation = f"{explanation}; give one of {', '.join(map(repr, allowed))}"
+    return f"{where}: {explanation}" if where else explanation
 
 
 def json_pointer(path: str | None) -> str:

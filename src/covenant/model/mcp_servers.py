@@ -103,11 +103,13 @@ def _server(name: str, given: object) -> McpServer:
         _check_place(where, server)
         return server
     except msgspec.ValidationError as wrong:
-        said = explain_invalid(str(wrong), McpServer)
-    if said.startswith("/"):
-        raise _wrong(where + said)
+        message = explain_invalid(str(wrong), McpServer)
+    if message.startswith("/"):
+        raise _wrong(where + message)
     unknown = "unknown key "
-    raise _wrong(f"{unknown}{where}{said.removeprefix(unknown)}" if said.startswith(unknown) else f"{where}: {said}")
+    raise _wrong(
+        f"{unknown}{where}{message.removeprefix(unknown)}" if message.startswith(unknown) else f"{where}: {message}"
+    )
 
 
 def _check_place(where: str, server: McpServer) -> None:

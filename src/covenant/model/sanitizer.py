@@ -36,18 +36,18 @@ def file_name_of(name: str) -> str:
     return kept if kept.strip(". ") else NAMELESS
 
 
-def named_safely(said: S) -> S:
-    """Returns `said` with safe file names; the same object if all names are safe."""
-    if isinstance(said, Result) and blocks_named_safely(said.content) is said.content:
-        return said
+def named_safely(value: S) -> S:
+    """Returns `value` with safe file names; the same object if all names are safe."""
+    if isinstance(value, Result) and blocks_named_safely(value.content) is value.content:
+        return value
     changed: dict[str, object] = {}
-    member = "content" if isinstance(said, Result) else "parts"
-    blocks: tuple[Content, ...] = getattr(said, member)
+    member = "content" if isinstance(value, Result) else "parts"
+    blocks: tuple[Content, ...] = getattr(value, member)
     if (safe := blocks_named_safely(blocks)) is not blocks:
         changed[member] = safe
-    if isinstance(said, ArtifactUpdate) and said.name and not is_file_name(said.name):
-        changed["name"] = file_name_of(said.name)
-    return _replace(said, **changed) if changed else said
+    if isinstance(value, ArtifactUpdate) and value.name and not is_file_name(value.name):
+        changed["name"] = file_name_of(value.name)
+    return _replace(value, **changed) if changed else value
 
 
 def name_of(block: Content) -> str | None:

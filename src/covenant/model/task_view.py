@@ -256,7 +256,7 @@ class TaskViewBuilder:
             artifacts=tuple(map(ArtifactBuilder.artifact, self._artifacts.values())),
             result=self._result,
             cause=self._cause,
-            progress=tuple([(at, said) for at, said, _ in self._progress]) if self._progress else (),
+            progress=tuple([(at, text) for at, text, _ in self._progress]) if self._progress else (),
         )
 
     def view(self) -> TaskView | None:
@@ -326,8 +326,8 @@ def final_message(result: Result, ending: Ending) -> MessageUpdate | None:
     """The message of the last status: the reply, or the error."""
     if ending is _COMPLETED:
         return MessageUpdate("agent", result.content, f"{result.task_id}-r") if result.content else None
-    said = result.error_message
-    parts: tuple[Content, ...] = result.content or ((Text(said),) if isinstance(said, str) and said else ())
+    message = result.error_message
+    parts: tuple[Content, ...] = result.content or ((Text(message),) if isinstance(message, str) and message else ())
     return MessageUpdate(parts=parts, message_id=f"{result.task_id}-err") if parts else None
 
 
@@ -402,11 +402,11 @@ def answer_text(
 
     If a task did not complete, its message says why, and takes precedence over the artifacts.
     """
-    said = plain_text(message.parts) if message is not None else ""
+    status_text = plain_text(message.parts) if message is not None else ""
     made = "\n".join(text for artifact in artifacts if (text := plain_text(artifact.parts)))
-    if state is TaskState.COMPLETED and made and made.strip() not in said:
+    if state is TaskState.COMPLETED and made and made.strip() not in status_text:
         return made
-    if said or made:
-        return said or made
+    if status_text or made:
+        return status_text or made
     spoken = (plain_text(each.parts) for each in reversed(history) if each.role == "agent")
     return next((text for text in spoken if text), "") if state.terminal else ""

@@ -126,10 +126,10 @@ _NO_SPAN: Final = _NoSpan()
 OFF: Final[Tracer] = NoTracer()
 
 
-def trace_of(said: Task | Hop) -> Trace | None:
+def trace_of(source: Task | Hop) -> Trace | None:
     """The valid trace context of a task or hop, or None. An invalid one is ignored: no request is refused for it."""
-    parent = said.traceparent
-    return Trace(parent, said.tracestate) if parent is not None and _PARENT(parent) else None
+    parent = source.traceparent
+    return Trace(parent, source.tracestate) if parent is not None and _PARENT(parent) else None
 
 
 def traced(task: Task, trace: Trace | None) -> Task:

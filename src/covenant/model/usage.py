@@ -56,12 +56,12 @@ _FLAT: Final = frozenset({*_COUNTED, *_ALSO})
 """Keys that are read where metadata is itself a report. All its other keys are ignored, numbers or not."""
 
 
-def read_usage(said: Any) -> dict[str, float]:
-    """Normalises a report. The result is empty if `said` is no report."""
+def read_usage(reported: Any) -> dict[str, float]:
+    """Normalises a report. The result is empty if `reported` is no report."""
     found: dict[str, float] = {}
-    if not isinstance(said, Mapping):
+    if not isinstance(reported, Mapping):
         return found
-    for name, amount in said.items():
+    for name, amount in reported.items():
         if not isinstance(name, str) or len(name) > NAME_CHARS_MAX or (counted := _amount(amount)) is None:
             continue
         known = _ALSO.get(name, name)
@@ -126,7 +126,7 @@ def tokens_of(usage: Mapping[str, float]) -> float:
     return read_usage(usage).get(TOKENS, 0)
 
 
-def _amount(said: Any) -> float | None:
-    if isinstance(said, bool) or not isinstance(said, int | float) or not said >= 0:
+def _amount(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
         return None
-    return min(said, AMOUNT_MAX)
+    return min(value, AMOUNT_MAX)

@@ -33,8 +33,8 @@ def certificate_key(name: str) -> str:
     kind, _, rest = name.partition(":")
     checked = f"{kind}:{rest.replace(':', '').lower()}" if kind == "sha256" else name
     if _NAME(checked) is None:
-        told = "sha256: and 64 hex digits, dns:HOST, uri:URI or email:ADDRESS"
-        raise Invalid("invalid_certificate", f"a certificate is named by {told}")
+        forms = "sha256: and 64 hex digits, dns:HOST, uri:URI or email:ADDRESS"
+        raise Invalid("invalid_certificate", f"a certificate is named by {forms}")
     return KEY_PREFIX + checked
 
 

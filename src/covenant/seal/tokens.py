@@ -167,8 +167,8 @@ def authorize(
     terms = reduce(Narrowing.and_also, (block.terms() for block in chain.blocks))
     first = chain.blocks[0]
     failed = [
-        said
-        for said, holds in (
+        claim
+        for claim, holds in (
             ("it is for another holder", first.holder == use.sender),
             ("it is for another provider", first.audience == instance_id(provider_key)),
             ("it is for another offer", all(each.offer_id in (None, use.offer_id) for each in chain.blocks)),

@@ -236,7 +236,7 @@ def passes(query: TaskQuery, entry: Entry) -> bool:
     return (
         (not query.states or entry.state in query.states)
         and (not query.outcomes or entry.ending in query.outcomes)
-        and all(asked is None or asked == given for asked, given in wanted)
+        and all(value is None or value == given for value, given in wanted)
         and (query.id is None or task.id.startswith(query.id))
         and (query.attempt_min is None or entry.attempt >= query.attempt_min)
         and (query.since_ms is None or entry.accepted_at_ms >= query.since_ms)

@@ -197,13 +197,13 @@ class BlobFolder:
                 tasks, at = _references(place), os.lstat(place / BYTES)
             except FileNotFoundError:
                 continue
-            told = tuple(path.name for path in tasks[:TASKS_TOLD_MAX])
+            task_ids = tuple(path.name for path in tasks[:TASKS_TOLD_MAX])
             stored = StoredBlob(
                 sha256=place.name,
                 size=at.st_size,
                 stored_at_ms=at.st_mtime_ns // 1_000_000,
                 references=len(tasks),
-                tasks=told,
+                tasks=task_ids,
             )
             found.append(stored)
         return found

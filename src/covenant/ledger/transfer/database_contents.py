@@ -83,9 +83,9 @@ class DatabaseContents(Contents):
         self.state = state
 
     async def tasks(self) -> AsyncIterator[TaskRecord]:
-        asked = statement("transfer", "tasks")
+        query = statement("transfer", "tasks")
         page: list[Row] = []
-        async for row in self._connection.cursor(asked.text, prefetch=PAGE_ROWS):
+        async for row in self._connection.cursor(query.text, prefetch=PAGE_ROWS):
             page.append(row)
             if len(page) == PAGE_ROWS:
                 for record in await self._records(page):
@@ -97,8 +97,8 @@ class DatabaseContents(Contents):
     async def _records(self, rows: list[Row]) -> Iterable[TaskRecord]:
         events: dict[int, list[TaskEventText]] = {row["no"]: [] for row in rows}
         for each in await _rows(self._connection, "events", nos=list(events)):
-            told = TaskEventText(each["ts_ms"], each["kind"], each["generation"], each["body"])
-            events[each["no"]].append(told)
+            event = TaskEventText(each["ts_ms"], each["kind"], each["generation"], each["body"])
+            events[each["no"]].append(event)
         return [read_events(_facts(row), events[row["no"]]) for row in rows]
 
     async def erased_ids(self) -> AsyncIterator[str]:
@@ -174,7 +174,7 @@ def _lane_place(found: tuple[Row, Entry]) -> tuple[int, int, int]:
 
 async def _read_registers(connection: asyncpg.Connection[Any], state: LedgerState) -> None:
     uses = {row["signature"]: row["used"] for row in await _rows(connection, "uses")}
-    heard = {row["peer"]: row["heard_at_ms"] for row in await _rows(connection, "heard")}
+    last_seen = {row["peer"]: row["heard_at_ms"] for row in await _rows(connection, "heard")}
     for row in await connection.fetch(statement("nodes", "all_registers").text):
         kind, _, body = decode_row(row["kind"], row["name"], row["body"])
         if body is None:
@@ -182,7 +182,7 @@ async def _read_registers(connection: asyncpg.Connection[Any], state: LedgerStat
         if kind == GRANT:
             body = replace(body, used=uses.get(body.signature_b58, 0))
         elif kind == PEER:
-            body = effects.last_heard(body, max(body.heard_at_ms, heard.get(body.id, 0)))
+            body = effects.last_heard(body, max(body.heard_at_ms, last_seen.get(body.id, 0)))
         _REGISTERS[kind](state, body)
 
 
@@ -218,6 +218,6 @@ def _facts(row: Row) -> TaskFacts:
 
 
 async def _rows(connection: asyncpg.Connection[Any], name: str, **values: Any) -> list[Row]:
-    asked = statement("transfer", name)
-    rows: list[Row] = await connection.fetch(asked.text, *asked.values(values))
+    query = statement("transfer", name)
+    rows: list[Row] = await connection.fetch(query.text, *query.values(values))
     return rows

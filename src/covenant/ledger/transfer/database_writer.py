@@ -88,8 +88,8 @@ class DatabaseWriter:
         await self._run("numbers", task_no=block, place=next(self._places))
 
     async def _run(self, name: str, **values: Any) -> Any:
-        asked = statement("transfer", name)
-        return await self._connection.fetchval(asked.text, *asked.values(values))
+        query = statement("transfer", name)
+        return await self._connection.fetchval(query.text, *query.values(values))
 
     async def _copy(self, table: str, columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
         if rows:
@@ -243,8 +243,8 @@ class DatabaseWriter:
         await self._copy("parcels", ("role", "peer", "offer_id", "seq", "made", "body"), rows)
         rows = [(each.sender, column(each.jti), each.until_ms) for each in state.all_envelopes()]
         await self._copy("envelopes", ("sender", "jti", "until_ms"), rows)
-        heard = [(peer.id, peer.heard_at_ms) for peer in state.peers_by_id.values() if peer.heard_at_ms]
-        await self._copy("peers_heard", ("peer", "heard_at_ms"), heard)
+        last_seen = [(peer.id, peer.heard_at_ms) for peer in state.peers_by_id.values() if peer.heard_at_ms]
+        await self._copy("peers_heard", ("peer", "heard_at_ms"), last_seen)
         logged = [(next(self._places), _text(each)) for each in state.messages]
         await self._copy("messages", ("place", "body"), logged)
         usage = [{**asdict(each), "role": each.role.value} for each in state.usage.values()]

@@ -118,11 +118,11 @@ class HomeContents(Contents):
         )
 
     async def erased_ids(self) -> AsyncIterator[str]:
-        asked = (
+        query = (
             "SELECT i.task_id FROM ids AS i WHERE typeof(i.task_id) = 'text' "
             "AND NOT EXISTS (SELECT 1 FROM a2a_tasks AS t WHERE t.task_no = i.task_no) ORDER BY 1"
         )
-        for (task_id,) in self._db.execute(asked):
+        for (task_id,) in self._db.execute(query):
             yield task_id
 
     async def chains(self) -> list[AuditChain]:

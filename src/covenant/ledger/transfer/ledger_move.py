@@ -218,8 +218,8 @@ class Mover:
             raise CannotMove(f"the database {self._place()} has no ledger to move")
 
     async def _check_alone(self, connection: asyncpg.Connection[Any]) -> None:
-        asked = statement("transfer", "living").text
-        if living := [row["node"] for row in await connection.fetch(asked)]:
+        query = statement("transfer", "living").text
+        if living := [row["node"] for row in await connection.fetch(query)]:
             raise CannotMove(f"daemons serve this ledger ({', '.join(living)}); stop them, and begin the move again")
 
     async def _compare(self, expected: Mapping[str, Measure], written: Contents) -> None:
@@ -239,12 +239,12 @@ class Mover:
         """Raises CannotMove unless the mark is of an interrupted move in this direction, to or from this database."""
         if mark.state == state and mark.database == self._place():
             return
-        told = {
+        reasons = {
             "moving": f"a move to {mark.database} was cut off; finish it with that database, and without --out",
             "moved": f"it was moved to {mark.database} already",
             "returning": f"a move from {mark.database} was cut off; finish it with that database, and with --out",
         }
-        raise CannotMove(f"the ledger of {self._home} cannot be moved: {told[mark.state]}")
+        raise CannotMove(f"the ledger of {self._home} cannot be moved: {reasons[mark.state]}")
 
     def _place(self) -> str:
         """The database's URL without its password."""
@@ -267,5 +267,5 @@ class Mover:
 
 
 async def _value(connection: asyncpg.Connection[Any], name: str, **values: Any) -> Any:
-    asked = statement("transfer", name)
-    return await connection.fetchval(asked.text, *asked.values(values))
+    query = statement("transfer", name)
+    return await connection.fetchval(query.text, *query.values(values))

@@ -101,8 +101,8 @@ class _EventMaker:
         return self._made
 
     def _add(self, tag: str, ts_ms: int, generation: int, /, **fields: Any) -> None:
-        told = {"generation": generation} if generation else {}
-        text = _encode({"type": tag, "task_id": self._facts.task_id, **fields, **told}).decode()
+        numbered = {"generation": generation} if generation else {}
+        text = _encode({"type": tag, "task_id": self._facts.task_id, **fields, **numbered}).decode()
         self._made.append(TaskEventText(ts_ms, tag, generation, text))
 
     def _take(self, kinds: Sequence[str], ts_ms: int) -> tuple[int, dict[str, Raw]]:
@@ -122,7 +122,7 @@ class _EventMaker:
         if how == "continued":
             self._continue(ts_ms, before)
             return
-        generation, told = self._take(PAIRED.get(how, ()), ts_ms)
+        generation, event = self._take(PAIRED.get(how, ()), ts_ms)
         match how:
             case "leased":
                 raw = (lease or "null").encode()
@@ -134,9 +134,9 @@ class _EventMaker:
                 risk = {"duplicate_risk": Posture.OPERATOR_ACCEPTED, "attempt": self._facts.attempt}
                 self._add("task_requeued", ts_ms, 0, lease_id=self._lease_id, reason=why, **risk)
             case "parked":
-                self._park(ts_ms, generation, told)
+                self._park(ts_ms, generation, event)
             case "suspended":
-                update = {"update": told["body"]} if told else {}
+                update = {"update": event["body"]} if event else {}
                 self._add(
                     "task_suspended", ts_ms, generation, wait={"since_ms": ts_ms}, lease_id=self._lease_id, **update
                 )
@@ -147,10 +147,10 @@ class _EventMaker:
             case _:
                 self._add(RETURNED, ts_ms, 0, reason=why)
 
-    def _park(self, ts_ms: int, generation: int, told: dict[str, Raw]) -> None:
-        body = told.get("body", Raw(b"{}"))
-        asked = msgspec.json.decode(body).get("state", "input-required")
-        self._add("task_parked", ts_ms, generation, lease_id=self._lease_id, interruption=asked, update=body)
+    def _park(self, ts_ms: int, generation: int, event: dict[str, Raw]) -> None:
+        body = event.get("body", Raw(b"{}"))
+        interruption = msgspec.json.decode(body).get("state", "input-required")
+        self._add("task_parked", ts_ms, generation, lease_id=self._lease_id, interruption=interruption, update=body)
 
     def _settle(self, ts_ms: int, generation: int, why: Raw) -> None:
         facts = self._facts
@@ -160,11 +160,11 @@ class _EventMaker:
     def _continue(self, ts_ms: int, before: str) -> None:
         """A waiting task got a message; one at work reached the end of a turn."""
         if before in WAITING:
-            generation, told = self._take(("continued",), ts_ms)
-            self._add("task_continued", ts_ms, generation, message=told.get("body"), message_id="")
+            generation, event = self._take(("continued",), ts_ms)
+            self._add("task_continued", ts_ms, generation, message=event.get("body"), message_id="")
             return
-        generation, told = self._take(("message",), ts_ms)
-        reply = {"reply": told["body"]} if told else {}
+        generation, event = self._take(("message",), ts_ms)
+        reply = {"reply": event["body"]} if event else {}
         self._add("turn_ended", ts_ms, generation, lease_id=self._lease_id, **reply)
 
     def _step(self, update: tuple[int, str, int, str | None]) -> None:

@@ -246,8 +246,8 @@ STATUS: Final[dict[DelegationState, DelegationStatus]] = {
 def move(role: DelegationRole, before: DelegationState | None, happening: str) -> DelegationState:
     after = DELEGATION_TRANSITIONS[role].get((before, happening))
     if after is None:
-        said = "unknown" if before is None else before.value
-        raise Conflict("illegal_move", f"{happening} cannot happen to a delegation that is {said}")
+        state = "unknown" if before is None else before.value
+        raise Conflict("illegal_move", f"{happening} cannot happen to a delegation that is {state}")
     return after
 
 

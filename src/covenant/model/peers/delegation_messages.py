@@ -71,10 +71,10 @@ class TokenUsage(_Closed, frozen=True, kw_only=True):
 
 def usage_amounts(usage: TokenUsage) -> dict[str, float]:
     """The usage under the names that agents report; empty if nothing was used."""
-    told: dict[str, float] = {"tokens": usage.total, "input_tokens": usage.prompt, "output_tokens": usage.completion}
+    amounts: dict[str, float] = {"tokens": usage.total, "input_tokens": usage.prompt, "output_tokens": usage.completion}
     if not usage.prompt:
-        del told["output_tokens"]  # somebody counted them all together
-    return {name: amount for name, amount in told.items() if amount}
+        del amounts["output_tokens"]  # somebody counted them all together
+    return {name: amount for name, amount in amounts.items() if amount}
 
 
 class DelegationOffer(_Closed, frozen=True, kw_only=True):

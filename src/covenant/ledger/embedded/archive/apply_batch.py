@@ -441,8 +441,8 @@ def apply_events(db: sqlite3.Connection, line: bytes) -> int:
         return 0
     left = encode_line(seq, ts_ms, seq - 1, _encode(failed))
     _check_room(db, len(left), why)
-    told = (str(why) or repr(why))[:ERROR_CHARS_MAX]
-    db.execute("INSERT OR REPLACE INTO rejects VALUES (?, ?, ?)", (seq, told, left))
+    reason = (str(why) or repr(why))[:ERROR_CHARS_MAX]
+    db.execute("INSERT OR REPLACE INTO rejects VALUES (?, ?, ?)", (seq, reason, left))
     return 1
 
 

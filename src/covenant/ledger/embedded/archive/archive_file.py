@@ -165,8 +165,8 @@ def archived_seq_of(db: sqlite3.Connection) -> int:
     """The archive's seq. Raises sqlite3.DatabaseError, as for other damage, if it is missing or invalid."""
     row = db.execute("SELECT value FROM meta WHERE key = 'archived_seq'").fetchone()
     if row is None or not isinstance(row[0], int) or not 0 <= row[0] <= SEQ_MAX:
-        told = "is missing" if row is None else f"is no record's number: {row[0]!r}"
-        raise sqlite3.DatabaseError(f"archived_seq {told}")
+        problem = "is missing" if row is None else f"is no record's number: {row[0]!r}"
+        raise sqlite3.DatabaseError(f"archived_seq {problem}")
     return row[0]
 
 

@@ -161,15 +161,15 @@ class WriterProcess:
         command = [sys.executable, "-m", __name__, str(path), str(source.folder)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # noqa: S603  ourselves
         try:
-            said = self._read_answer()
-            self.archived_seq, self.rejected = said.seq, said.rejected
+            answer = self._read_answer()
+            self.archived_seq, self.rejected = answer.seq, answer.rejected
         except BaseException:
             self.close()
             raise
 
     def apply_next(self) -> int:
-        said = self._ask(ApplyNext(self._source.end))
-        self.archived_seq, self.rejected = said.seq, said.rejected
+        answer = self._ask(ApplyNext(self._source.end))
+        self.archived_seq, self.rejected = answer.seq, answer.rejected
         return self.archived_seq
 
     def checkpoint(self) -> bool:
@@ -207,10 +207,10 @@ class WriterProcess:
         line = self._process.stdout.readline()
         if not line:
             raise CovenantError("the archive's writer has died")
-        said = _answer(line)
-        if said.error is not None:
-            raise CovenantError(said.error)
-        return said
+        answer = _answer(line)
+        if answer.error is not None:
+            raise CovenantError(answer.error)
+        return answer
 
 
 class _Segments(ArchiveSource):
@@ -237,8 +237,8 @@ class _Segments(ArchiveSource):
 def serve_writer(path: Path, folder: Path, questions: BinaryIO, answers: BinaryIO) -> None:
     """Serves until there are no more questions, or the first error."""
 
-    def send_answer(said: WriterAnswer) -> None:
-        answers.write(_encode(said) + b"\n")
+    def send_answer(answer: WriterAnswer) -> None:
+        answers.write(_encode(answer) + b"\n")
         answers.flush()
 
     segments = _Segments(folder)
@@ -248,18 +248,18 @@ def serve_writer(path: Path, folder: Path, questions: BinaryIO, answers: BinaryI
         seq = writer.archived_seq
         send_answer(WriterAnswer(seq, rejected=writer.rejected))
         for line in questions:
-            asked: WriterQuestion = _question(line)
-            match asked:
+            question: WriterQuestion = _question(line)
+            match question:
                 case ApplyNext():
-                    segments.end = asked.end
+                    segments.end = question.end
                     seq = writer.apply_next()
                     send_answer(WriterAnswer(seq, rejected=writer.rejected))
                 case Checkpoint():
                     send_answer(WriterAnswer(seq, done=writer.checkpoint(), rejected=writer.rejected))
                 case EraseTasks() | Scrub():
-                    send_answer(WriterAnswer(seq, rejected=writer.rejected, erased=writer.erase(asked)))
+                    send_answer(WriterAnswer(seq, rejected=writer.rejected, erased=writer.erase(question)))
                 case PackOlder():
-                    after_no = writer.pack_older(asked.after_no)
+                    after_no = writer.pack_older(question.after_no)
                     send_answer(WriterAnswer(seq, rejected=writer.rejected, after_no=after_no))
         writer.close()
     except BrokenPipeError:

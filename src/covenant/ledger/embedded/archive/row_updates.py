@@ -305,12 +305,12 @@ class _TaskSuspended(OfTask, frozen=True, gc=False, tag="task_suspended"):
         row.interrupted = 0
         row.interruption = None
         if self.generation:
-            told = _kind(self.update)
-            if told.type == "status" and told.state != "working":  # a question
-                row.interruption = told.state
+            kind = _kind(self.update)
+            if kind.type == "status" and kind.state != "working":  # a question
+                row.interruption = kind.state
                 rows.updated(row, self.generation, "parked", text_of(self.update))
             else:
-                rows.updated(row, self.generation, told.type, text_of(self.update))
+                rows.updated(row, self.generation, kind.type, text_of(self.update))
         rows.handed(row, "suspended", None, None)
 
 

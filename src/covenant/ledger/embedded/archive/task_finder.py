@@ -187,7 +187,7 @@ def _of_state(query: TaskQuery) -> Iterator[Filter]:
         words = tuple(outcome.value for outcome in query.outcomes)
         yield _among(query, "ending", words, "completed", "found_unsuccessful")
     if query.interruptions:
-        listed = ", ".join(f"'{asked.value}'" for asked in query.interruptions)
+        listed = ", ".join(f"'{interruption.value}'" for interruption in query.interruptions)
         yield Filter(f"state IN ({listed})", ("state",))
 
 

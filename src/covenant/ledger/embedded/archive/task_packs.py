@@ -194,13 +194,13 @@ class _Reader:
             chosen = chosen[:limit]
         steps: list[_Step] = []
         for generation, kind, ts_ms, body in chosen:
-            told = body if bytes(body) != b"null" else _NOTHING
+            content = body if bytes(body) != b"null" else _NOTHING
             if kind == "submitted":
-                told = found.task
+                content = found.task
             elif kind == "settled":
                 ending, cause = _decode_end(end)
-                told = Raw(_encode(_End(ending, cause, found.result)))
-            steps.append(_Step(generation, kind, ts_ms, told))
+                content = Raw(_encode(_End(ending, cause, found.result)))
+            steps.append(_Step(generation, kind, ts_ms, content))
         return _encode(steps).decode()
 
 
@@ -305,8 +305,8 @@ _DELETE_PARTS: Final = (
 
 def read_parts(db: sqlite3.Connection, numbers: Iterable[int]) -> dict[int, TaskParts]:
     """The unpacked parts of these tasks, by number, except for tasks that are too large for a pack."""
-    asked = [(number, PACK_BYTES_MAX) for number in numbers]
-    return {parts.task_no: parts for found in ask_rows(db, "known_parts", asked) for parts in decode_parts(found)}
+    wanted = [(number, PACK_BYTES_MAX) for number in numbers]
+    return {parts.task_no: parts for found in ask_rows(db, "known_parts", wanted) for parts in decode_parts(found)}
 
 
 def delete_parts(db: sqlite3.Connection, numbers: Sequence[int]) -> None:

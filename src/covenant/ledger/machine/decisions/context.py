@@ -135,8 +135,8 @@ def stale_lease(task_id: TaskId) -> Refusal:
 
 def task_has_ended(task_id: TaskId, ending: Ending) -> Refusal:
     """The refusal for a holder whose task has ended meanwhile: the holder must stop."""
-    said = "was canceled" if ending is Ending.CANCELED else "is already settled"
-    return Conflict(_ended_code(ending), f"task {task_id} {said}; stop working on it")
+    how = "was canceled" if ending is Ending.CANCELED else "is already settled"
+    return Conflict(_ended_code(ending), f"task {task_id} {how}; stop working on it")
 
 
 def takes_no_more(task_id: TaskId, ending: Ending) -> Refusal:
@@ -197,13 +197,13 @@ class BulkAuthorization:
                 _refuse_missing(decide, access)
             decide.audit(access.caller, _passed(access.scope_id, access.actions[0], live[0]))
 
-    def covers(self, asked: Access) -> bool:
+    def covers(self, access: Access) -> bool:
         """Whether a grant covers this task; if so, a use of the grant is spent."""
         if self._grants is None:
             return True
         for grant in self._grants:
             used = grant.used + self._uses.get(grant.signature_b58, 0)
-            if _pins_met(grant.pins, asked) and (grant.max_uses is None or used < grant.max_uses):
+            if _pins_met(grant.pins, access) and (grant.max_uses is None or used < grant.max_uses):
                 self._spend(grant)
                 return True
         return False

@@ -171,8 +171,8 @@ def interrupt(decide: DecisionContext, command: Interrupt) -> Lease:
     hold_ms, outlook = command.hold_ms, command.outlook or "an operator decides what becomes of it"
     if hold_ms and not command.outlook:
         outlook = f"an operator decides by {format_ms(decide.now_ms + hold_ms)}, or else the task fails"
-    said = StatusUpdate(f"interrupted: {command.reason}; {outlook}", metadata={HOLDER_LOST: AWAITING_REPAIR})
-    decide.add(TaskUpdated(command.task_id, lease.lease_id, entry.generation + 1, said))
+    update = StatusUpdate(f"interrupted: {command.reason}; {outlook}", metadata={HOLDER_LOST: AWAITING_REPAIR})
+    decide.add(TaskUpdated(command.task_id, lease.lease_id, entry.generation + 1, update))
     held_now = not command.outlook
     decide.add(LeaseInterrupted(command.task_id, lease.lease_id, command.reason, hold_ms if held_now else 0, held_now))
     return lease
@@ -251,10 +251,10 @@ def _is_repeated(entry: Entry, command: Report) -> bool:
 def _normalise_all(decide: DecisionContext, entry: Entry, command: Advance) -> list[TurnUpdate]:
     artifacts, parked = entry.artifacts, False
     updates: list[TurnUpdate] = []
-    for said in command.updates:
+    for given in command.updates:
         if parked:
             raise decide.refuse(Invalid("invalid_update", "an update that parks the task must be the last one"))
-        update = _normalise(decide, artifacts, said)
+        update = _normalise(decide, artifacts, given)
         if type(update) is ArtifactUpdate:
             if update.artifact_id not in artifacts:
                 artifacts |= {update.artifact_id}

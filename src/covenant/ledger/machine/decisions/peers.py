@@ -149,7 +149,7 @@ def learn_peer(decide: DecisionContext, command: LearnPeer) -> Peer:
         learned["capabilities"] = command.capabilities
     if command.conflict is not None:
         learned["conflict"] = command.conflict or None
-    learned |= {name: said for name in HEARD if (said := getattr(command, name)) is not msgspec.UNSET}
+    learned |= {name: value for name in HEARD if (value := getattr(command, name)) is not msgspec.UNSET}
     if command.issued is not None:
         good = [token for token in peer.issued if token.until_ms > decide.now_ms]
         learned["issued"] = (*good[-(ISSUED_MAX - 1) :], command.issued)
@@ -223,11 +223,11 @@ def send_to_peer(decide: DecisionContext, command: SendToPeer) -> DelegationMove
         decide.add(DelegationDropped(command.replaces))
     before = record or _begun(decide, command.begin)
     state = record.state if record is not None else None
-    happenings, said = command.happenings, command.said
+    happenings, messages = command.happenings, command.said
     if record is not None and command.withdraws and _withdraw(decide, record, command):
-        happenings, said = tuple("withdraw" if each == "cancel" else each for each in happenings), ()
+        happenings, messages = tuple("withdraw" if each == "cancel" else each for each in happenings), ()
     after = _moved(decide, before, state, happenings, command.changes)
-    return _put_messages(decide, after, said, command.by)
+    return _put_messages(decide, after, messages, command.by)
 
 
 def _withdraw(decide: DecisionContext, record: Delegation, command: SendToPeer) -> bool:
@@ -339,9 +339,9 @@ def _moved(
 
 
 def _put_messages(
-    decide: DecisionContext, delegation: Delegation, said: tuple[PeerMessage, ...], by: AgentId | None
+    decide: DecisionContext, delegation: Delegation, messages: tuple[PeerMessage, ...], by: AgentId | None
 ) -> DelegationMoved:
-    for each in said:
+    for each in messages:
         delegation = _put_parcel(decide, delegation, each)
     known = decide.view.delegation(delegation.key)
     if delegation.ended:
@@ -370,10 +370,10 @@ def _put_messages(
     return DelegationMoved(delegation=delegation)
 
 
-def _put_parcel(decide: DecisionContext, delegation: Delegation, said: PeerMessage) -> Delegation:
+def _put_parcel(decide: DecisionContext, delegation: Delegation, message: PeerMessage) -> Delegation:
     last = decide.view.parcel_last(delegation.key)
     seq = delegation.said + 1
-    if said.latest and last is not None and (last.typ, last.seq, last.attempts) == (said.typ, delegation.said, 0):
+    if message.latest and last is not None and (last.typ, last.seq, last.attempts) == (message.typ, delegation.said, 0):
         seq = last.seq
     decide.add(
         ParcelPut(
@@ -382,8 +382,8 @@ def _put_parcel(decide: DecisionContext, delegation: Delegation, said: PeerMessa
                 peer=delegation.peer,
                 offer_id=delegation.offer_id,
                 seq=seq,
-                typ=said.typ,
-                body=said.body,
+                typ=message.typ,
+                body=message.body,
                 made_at_ms=decide.now_ms,
             )
         )

@@ -165,14 +165,14 @@ def _in_scope(gate: BulkAuthorization, access: Access | None, entry: Entry) -> b
         return True
     lease = entry.lease
     assert lease is not None
-    asked = msgspec.structs.replace(
+    needed = msgspec.structs.replace(
         access,
         peer=entry.task.recipient.pubkey,
         task_id=entry.task.id,
         lease_id=lease.lease_id,
         duplicate_risk=Posture.IDEMPOTENT.value,
     )
-    return gate.covers(asked)
+    return gate.covers(needed)
 
 
 def _retry(decide: DecisionContext, command: RetryStale, entry: Entry) -> Requeued:

@@ -52,11 +52,11 @@ def suspend(decide: DecisionContext, entry: Entry, command: Advance, wait: Wait,
         raise decide.refuse(Invalid("invalid_wait", "a wait for an answer needs a step and a question"))
     asks = not wait.step or wait.asks is not None
     own = msgspec.structs.replace(wait, others=()) if wait.others else wait
-    told = command.told if asks else StepUpdate(wait.name, wait.step, entry.turn, wait.kind, wait=own)
-    if told is None:
+    update = command.told if asks else StepUpdate(wait.name, wait.step, entry.turn, wait.kind, wait=own)
+    if update is None:
         decide.add(TaskSuspended(task_id, wait, lease_id))
         return Advanced(generation)
-    decide.add(TaskSuspended(task_id, wait, lease_id, generation + 1, told))
+    decide.add(TaskSuspended(task_id, wait, lease_id, generation + 1, update))
     return Advanced(generation + 1)
 
 
@@ -81,20 +81,20 @@ def answer(decide: DecisionContext, entry: Entry, wait: Wait, command: Continue)
     task_id, parts = command.task_id, command.message.parts
     result: dict[str, Any] = {"question": wait.question}
     if wait.asks == "approval":
-        asked, decision = question_id(entry.turn, wait.step), read_decision(parts)
+        expected, decision = question_id(entry.turn, wait.step), read_decision(parts)
         if decision is None:
             raise decide.refuse(
                 Invalid("approval_expected", f"task {task_id} waits for an approval: say `approve`, or `deny: why`")
             )
-        if decision.id not in (None, asked):
-            raise decide.refuse(Conflict("not_asked", f"task {task_id} asks {asked} now, and not {decision.id}"))
+        if decision.id not in (None, expected):
+            raise decide.refuse(Conflict("not_asked", f"task {task_id} asks {expected} now, and not {decision.id}"))
         result |= {"approved": decision.approved, "reason": decision.reason}
         if command.by is not None:
             result["by"] = command.by.display
             row = {
                 "type": "a2a_approval",
                 "task_id": task_id,
-                "question_id": asked,
+                "question_id": expected,
                 "approved": decision.approved,
                 "reason": decision.reason,
             }
@@ -116,8 +116,8 @@ def send_signal(decide: DecisionContext, command: SignalTask) -> Reported:
     if entry.ending is not None:
         raise decide.refuse(takes_no_more(command.task_id, entry.ending))
     assert isinstance(entry, Entry)
-    for said, generation in entry.said:
-        if said == SIGNAL_MARK + signal.id:
+    for mark, generation in entry.said:
+        if mark == SIGNAL_MARK + signal.id:
             return Reported(generation, duplicate=True)
     if entry.state is FOLLOWING:
         raise decide.refuse(
