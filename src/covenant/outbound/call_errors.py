@@ -166,33 +166,33 @@ _BY_STATUS: Final[dict[int, RefusalCode]] = {
 
 def refused_by_rpc(error: RpcError) -> RemoteRefused:
     code = _BY_RPC.get(error.code) or _BY_REASON.get(error.reason or "", "refused")
-    said = f"the remote refused: {error.message}" if error.message else "the remote refused"
-    return RemoteRefused(code, f"{said} (JSON-RPC {error.code})", rpc_code=error.code, said=error.message)
+    summary = f"the remote refused: {error.message}" if error.message else "the remote refused"
+    return RemoteRefused(code, f"{summary} (JSON-RPC {error.code})", rpc_code=error.code, said=error.message)
 
 
 def refused_by_status(status: int, headers: Mapping[str, str], body: bytes) -> RemoteRefused:
     """`google.rpc.Status`, or any JSON that has a message, or the status alone."""
     error = _error_in(body)
     code = _BY_REASON.get(reason_in(error.get("details")) or "") or _BY_STATUS.get(status)
-    said = one_line(error.get("message"))
+    message = one_line(error.get("message"))
     return RemoteRefused(
         code or ("unavailable" if status >= 500 else "refused"),
-        f"the remote refused: {said} (HTTP {status})" if said else f"the remote answered HTTP {status}",
+        f"the remote refused: {message} (HTTP {status})" if message else f"the remote answered HTTP {status}",
         status=status,
-        said=said,
+        said=message,
         retry_after_s=min(retry_after(headers) or 0.0, RETRY_AFTER_S_MAX) or None,
     )
 
 
 def retry_after(headers: Mapping[str, str], now_ms: int | None = None) -> float | None:
     """Reads a Retry-After header, in seconds. A date is read only if `now_ms` is given."""
-    said = headers.get("retry-after", "").strip()
-    if said.isascii() and said.isdigit() and len(said) <= 9:
-        return float(said)
+    value = headers.get("retry-after", "").strip()
+    if value.isascii() and value.isdigit() and len(value) <= 9:
+        return float(value)
     if now_ms is None:
         return None
     try:
-        return max(0.0, parsedate_to_datetime(said).timestamp() - now_ms / 1000)
+        return max(0.0, parsedate_to_datetime(value).timestamp() - now_ms / 1000)
     except (ValueError, OverflowError):
         return None
 

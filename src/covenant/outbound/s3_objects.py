@@ -182,8 +182,8 @@ class S3Objects:
         self, method: str, key: str, query: Mapping[str, str], headers: Mapping[str, str], body: bytes
     ) -> tuple[str, dict[str, str]]:
         path = f"{self._bucket_url}/{quote(key, safe='/-_.~')}" if key else self._bucket_url
-        asked = "&".join(f"{name}={quote(value, safe='-_.~')}" for name, value in sorted(query.items()))
-        url = f"{path}?{asked}" if asked else path
+        query_string = "&".join(f"{name}={quote(value, safe='-_.~')}" for name, value in sorted(query.items()))
+        url = f"{path}?{query_string}" if query_string else path
         sha256 = hashlib.sha256(body).hexdigest() if body else NO_BODY
         signed = signed_headers(
             *(method, url, headers, sha256),
@@ -229,8 +229,8 @@ class ObjectWriter:
             self._multipart = _member(begun.body.decode("utf-8", "replace"), "UploadId")
         if len(self._etags) == PARTS_MAX:
             raise TooLarge("file_too_large", f"an S3 store takes at most {PARTS_MAX * PART_BYTES} bytes of a file")
-        asked = {"partNumber": str(len(self._etags) + 1), "uploadId": self._multipart}
-        answer = await self._store.ask("PUT", self._key, asked, body)
+        parameters = {"partNumber": str(len(self._etags) + 1), "uploadId": self._multipart}
+        answer = await self._store.ask("PUT", self._key, parameters, body)
         _expect(answer, 200)
         self._etags.append(answer.headers.get("etag", ""))
 

@@ -66,8 +66,8 @@ class TaskSeen(msgspec.Struct, frozen=True):
     def state_text(self) -> str:
         """The state, and the message that the server shows with it."""
         status = _object("a status", self.raw.get("status") or {})
-        said = read_text(_object("the message of a status", status.get("message") or {}).get("parts"))
-        return f"{self.state!r}, and says {said!r}" if said else f"{self.state!r}"
+        text = read_text(_object("the message of a status", status.get("message") or {}).get("parts"))
+        return f"{self.state!r}, and says {text!r}" if text else f"{self.state!r}"
 
     @property
     def ended(self) -> bool:
@@ -93,16 +93,16 @@ class EventSeen(msgspec.Struct, frozen=True):
 class ServerRefused(Exception):
     """The server answered with an error."""
 
-    def __init__(self, code: int, said: str) -> None:
-        super().__init__(f"{code} {said}"[:300])
+    def __init__(self, code: int, answer: str) -> None:
+        super().__init__(f"{code} {answer}"[:300])
         self.code = code
 
 
 class Unreadable(Exception):
     """The server's answer is not A2A."""
 
-    def __init__(self, what: str, said: object) -> None:
-        super().__init__(f"{what} cannot be read: {said!r}"[:300])
+    def __init__(self, what: str, answer: object) -> None:
+        super().__init__(f"{what} cannot be read: {answer!r}"[:300])
 
 
 class Outgoing(NamedTuple):
@@ -208,8 +208,10 @@ def _code(value: Any) -> int:
 
 
 def read_state(status: Any) -> str:
-    said = str(_object("a status", status or {}).get("state", "")).removeprefix("TASK_STATE_").lower().replace("_", "-")
-    return {"cancelled": "canceled", "unspecified": "unknown"}.get(said, said)
+    state = (
+        str(_object("a status", status or {}).get("state", "")).removeprefix("TASK_STATE_").lower().replace("_", "-")
+    )
+    return {"cancelled": "canceled", "unspecified": "unknown"}.get(state, state)
 
 
 def read_text(parts: Any) -> str:

@@ -32,9 +32,9 @@ def finding_lines(finding: Finding, *, colour: bool, evidence: bool) -> str:
 
 def summary(report: Report) -> str:
     counts = {verdict: sum(1 for each in report.findings if each.verdict == verdict) for verdict in COLOURS}
-    told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
+    verdicts = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
     who = " ".join(filter(None, (report.server, report.version)))
-    return f"{who or 'the server'}, {report.speaks or 'not reached'}: {told}; {report.seconds:g} s"
+    return f"{who or 'the server'}, {report.speaks or 'not reached'}: {verdicts}; {report.seconds:g} s"
 
 
 def junit(report: Report) -> bytes:

@@ -25,10 +25,10 @@ async def duplicate(trial: Trial) -> None:
     await trial.quiet()
     trial.note(f"the same send twice under {mechanism}: tasks {first}, {second}; executions: {trial.runs(key)}")
     if first != second or trial.runs(key) != 1:
-        said = f"a repeated send under {mechanism} is another task ({first}, {second})"
+        message = f"a repeated send under {mechanism} is another task ({first}, {second})"
         if header:
-            raise Broken(said)
-        raise NotOffered(said)
+            raise Broken(message)
+        raise NotOffered(message)
     key, mark = trial.key(), str(uuid.uuid4())
     found = await asyncio.gather(*(_send_marked(trial, f"complete {key}", mark) for _ in range(AT_ONCE)))
     await trial.quiet()

@@ -70,17 +70,17 @@ class ServerUnderTest:
             )  # fmt: skip
         self.starts += 1
         end_s = time.monotonic() + self._start_s
-        said = ""
+        reason = ""
         while time.monotonic() < end_s:
             if self._process.returncode is not None:
                 break
             try:
                 return await fetch_object("the card", self.card_url, self.headers(), self._start_s)
             except (ServerUnreachable, ServerRefused) as failed:
-                said = str(failed)
+                reason = str(failed)
             await asyncio.sleep(POLL_S)
         ended = self._process.returncode
-        why = f"it ended with status {ended}" if ended is not None else f"no card after {self._start_s:g} s ({said})"
+        why = f"it ended with status {ended}" if ended is not None else f"no card after {self._start_s:g} s ({reason})"
         await self.end()
         raise StartFailed(f"start {self.starts}: {why}; its last words: {self._log_tail()}")
 

@@ -25,24 +25,26 @@ UNSUPPORTED: Final = frozenset({-32004, -32601, 405, 501})
 
 async def resumed(trial: Trial) -> None:
     await _resumable(trial)
-    told = await _cut_by_kill(trial)
-    before = counted(told.text)
-    task = TaskSeen(told.task_id, "", told.state, "", {}, {})
+    assembly = await _cut_by_kill(trial)
+    before = counted(assembly.text)
+    task = TaskSeen(assembly.task_id, "", assembly.state, "", {}, {})
     await trial.find(task)
     trial.note(
-        f"subscribing after event {told.last_number!r}" if told.last_number else "subscribing; events have no ids"
+        f"subscribing after event {assembly.last_number!r}"
+        if assembly.last_number
+        else "subscribing; events have no ids"
     )
     refusal: ServerRefused | None = None
     try:
-        async with trial.client.subscribe(told.task_id, told.last_number) as events:
-            await _read(events, told, trial.extent.bound_s)
+        async with trial.client.subscribe(assembly.task_id, assembly.last_number) as events:
+            await _read(events, assembly, trial.extent.bound_s)
     except ServerRefused as refused:
         refusal = refused
     except ServerUnreachable as gone:
         trial.note(f"the subscription: {gone}")
     now = await trial.until(task, lambda seen: seen.ended)
-    trial.note(f"told {len(before)} chunks before, {len(counted(told.text))} in all; the task is {now.state}")
-    if wrong := gap_or_repeat(told.text):
+    trial.note(f"told {len(before)} chunks before, {len(counted(assembly.text))} in all; the task is {now.state}")
+    if wrong := gap_or_repeat(assembly.text):
         raise Broken(f"the stream as its reader put it together has a gap or a repeat: {wrong}")
     if refusal is not None and now.ended and refusal.code in UNSUPPORTED:
         raise NotOffered(f"the task ended over the restart, and the server has no stream of such a task: {refusal}")
@@ -50,56 +52,58 @@ async def resumed(trial: Trial) -> None:
         raise Broken(f"the stream is refused after the restart, and the task is {now.state_text}: {refusal}")
     if not now.ended:
         raise Broken(f"the stream did not go on, and the task is still {now.state_text}")
-    if not told.ended:
+    if not assembly.ended:
         raise Broken(f"the stream did not go on to the end of the task, which GetTask alone tells: {now.state_text}")
-    if told.text != now.text:
-        raise Broken(f"the reader has {told.text!r}, and the task has {now.text!r}")
+    if assembly.text != now.text:
+        raise Broken(f"the reader has {assembly.text!r}, and the task has {now.text!r}")
     if counted(now.text)[: len(before)] != before:
         raise Broken(f"{len(before)} chunks were told before kill -9, and {len(counted(now.text))} are there now")
 
 
 async def _resumable(trial: Trial) -> None:
     """Checks that a stream can be resumed while the server lives; otherwise the row is not offered."""
-    told = Assembly()
+    assembly = Assembly()
     try:
         async with trial.client.stream(f"stream {trial.key()} 10 {CHUNK_MS}") as events:
-            await _read(events, told, trial.extent.bound_s, chunks=2)
+            await _read(events, assembly, trial.extent.bound_s, chunks=2)
     except (ServerRefused, ServerUnreachable) as failed:
         raise NotOffered(f"no stream: {failed}") from None
-    if not told.task_id or told.ended:
+    if not assembly.task_id or assembly.ended:
         raise NotOffered("the stream names no task that could be subscribed to while it is at work")
     try:
-        async with trial.client.subscribe(told.task_id, told.last_number) as events:
-            await _read(events, told, trial.extent.bound_s)
+        async with trial.client.subscribe(assembly.task_id, assembly.last_number) as events:
+            await _read(events, assembly, trial.extent.bound_s)
     except (ServerRefused, ServerUnreachable) as failed:
         raise NotOffered(f"a stream cannot be taken up again, even by a server that lives: {failed}") from None
-    trial.note(f"without a kill: taken up again, to {told.state!r}")
+    trial.note(f"without a kill: taken up again, to {assembly.state!r}")
 
 
 async def _cut_by_kill(trial: Trial) -> Assembly:
-    told = Assembly()
+    assembly = Assembly()
     try:
         async with trial.client.stream(f"stream {trial.key()} {CHUNKS} {CHUNK_MS}") as events:
-            await _read(events, told, trial.extent.bound_s, chunks=TOLD_BEFORE)
+            await _read(events, assembly, trial.extent.bound_s, chunks=TOLD_BEFORE)
             await trial.server.end()
             trial.note(f"kill -9 after {TOLD_BEFORE} chunks of {CHUNKS}")
-            await _read(events, told, trial.extent.bound_s)
+            await _read(events, assembly, trial.extent.bound_s)
     except (ServerRefused, ServerUnreachable) as failed:
         trial.note(f"the reader: {failed}")
-    if not told.task_id:
+    if not assembly.task_id:
         raise NotOffered("the stream names no task")
     await trial.client.reset()
     await trial.restart()
-    return told
+    return assembly
 
 
-async def _read(events: AsyncIterator[EventSeen], told: Assembly, bound_s: float, chunks: int | None = None) -> None:
+async def _read(
+    events: AsyncIterator[EventSeen], assembly: Assembly, bound_s: float, chunks: int | None = None
+) -> None:
     """Reads until the task or the stream has ended, or until the text has this many chunks."""
     try:
         async with asyncio.timeout(bound_s):
             async for event in events:
-                told.add(event)
-                if told.ended or (chunks is not None and len(counted(told.text)) >= chunks):
+                assembly.add(event)
+                if assembly.ended or (chunks is not None and len(counted(assembly.text)) >= chunks):
                     return
     except TimeoutError:
         return
@@ -112,8 +116,8 @@ async def artifacts(trial: Trial) -> None:
         raise NotOffered(f"the agent's {CHUNKS} chunks became {whole.text!r}")
     key = trial.key()
     task = await trial.client.begin(f"stream {key} {CHUNKS} {CHUNK_MS}")
-    told = await trial.until(task, lambda now: len(counted(now.text)) >= TOLD_BEFORE or now.ended)
-    await trial.crash(f"after {len(counted(told.text))} of {CHUNKS} chunks were seen by GetTask")
+    seen = await trial.until(task, lambda now: len(counted(now.text)) >= TOLD_BEFORE or now.ended)
+    await trial.crash(f"after {len(counted(seen.text))} of {CHUNKS} chunks were seen by GetTask")
     found = await trial.find(whole)
     trial.note(f"task {whole.id}: {len(counted(found.text))} of {CHUNKS} chunks")
     if found.text != whole.text:
@@ -124,9 +128,9 @@ async def artifacts(trial: Trial) -> None:
     trial.note(f"task {task.id}: {len(counted(part.text))} of {CHUNKS} chunks, {part.state}")
     if wrong := gap_or_repeat(part.text):
         raise Broken(f"the chunks of the interrupted task have a gap or a repeat: {wrong}")
-    if trial.runs(key) == 1 and len(counted(part.text)) < len(counted(told.text)):
+    if trial.runs(key) == 1 and len(counted(part.text)) < len(counted(seen.text)):
         raise Broken(
-            f"{len(counted(told.text))} chunks were told, and {len(counted(part.text))} are there after kill -9"
+            f"{len(counted(seen.text))} chunks were told, and {len(counted(part.text))} are there after kill -9"
         )
 
 

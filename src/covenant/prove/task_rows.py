@@ -96,12 +96,12 @@ async def input_required(trial: Trial) -> None:
     if found.state != "input-required":
         raise Broken(f"the task waited for input, and is {found.state!r} after kill -9")
     try:
-        told = await trial.client.begin(f"complete {answer}", task=task, waits=True)
+        reply = await trial.client.begin(f"complete {answer}", task=task, waits=True)
     except ServerRefused as refused:
         raise Broken(f"the task says input-required, and refuses its sender's answer: {refused}") from None
     seen = await trial.until(task, lambda now: now.ended)
     trial.note(f"task {task.id}: {seen.state} after the answer; {seen.text!r}")
-    if seen.state != "completed" or not (seen.says(f"{answer} done") or told.says(f"{answer} done")):
+    if seen.state != "completed" or not (seen.says(f"{answer} done") or reply.says(f"{answer} done")):
         raise Broken(f"answered after the restart, the task is {seen.state!r} with {seen.text!r}")
 
 
@@ -153,19 +153,19 @@ async def terminal(trial: Trial) -> None:
 
 async def _prod(trial: Trial, task: TaskSeen) -> None:
     """Sends a message and a cancel to an ended task: both must be refused."""
-    said = []
+    notes = []
     try:
         answer = await trial.client.send(f"complete {trial.key()}", task=task, waits=True)
         other = answer.task is not None and answer.task.id != task.id
-        said.append("a message began another task" if other else "a message was taken")
+        notes.append("a message began another task" if other else "a message was taken")
     except ServerRefused as refused:
-        said.append(f"a message was refused ({refused.code})")
+        notes.append(f"a message was refused ({refused.code})")
     try:
         await trial.client.cancel(task.id)
-        said.append("a cancel was taken")
+        notes.append("a cancel was taken")
     except ServerRefused as refused:
-        said.append(f"a cancel was refused ({refused.code})")
-    trial.note(f"task {task.id} ({task.state}): {', '.join(said)}")
+        notes.append(f"a cancel was refused ({refused.code})")
+    trial.note(f"task {task.id} ({task.state}): {', '.join(notes)}")
 
 
 async def graceful_stop(trial: Trial) -> None:

@@ -64,8 +64,8 @@ class Trial:
         """Whether the server answers sends only when the work is done, even if they do not wait for it."""
         self._streams = AsyncExitStack()
 
-    def note(self, said: str) -> None:
-        self.evidence.append(f"{time.monotonic() - self._begun_s:7.2f} s  {said}")
+    def note(self, line: str) -> None:
+        self.evidence.append(f"{time.monotonic() - self._begun_s:7.2f} s  {line}")
 
     def key(self) -> str:
         """A new name for a piece of work, by which its executions are counted."""
@@ -196,8 +196,8 @@ class Assembly:
         if event.kind == "task" and event.task is not None:
             self.artifacts = dict(event.task.artifacts)
         elif event.kind == "artifact":
-            told = self.artifacts.get(event.artifact_id, "") if event.append else ""
-            self.artifacts[event.artifact_id] = told + event.text
+            text = self.artifacts.get(event.artifact_id, "") if event.append else ""
+            self.artifacts[event.artifact_id] = text + event.text
 
     @property
     def text(self) -> str:

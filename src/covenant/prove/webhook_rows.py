@@ -39,9 +39,9 @@ async def delivered(trial: Trial) -> None:
         await trial.kill("while the receiver was out of order")
         webhook.accepts = True
         await trial.restart()
-        told = await _wait_until(trial, lambda: _was_notified_of_end(webhook, task))
+        notified = await _wait_until(trial, lambda: _was_notified_of_end(webhook, task))
         trial.note(f"after the restart {len(webhook.accepted(task.id))} notifications were accepted")
-        if not told:
+        if not notified:
             raise Broken(
                 f"the receiver was out of order for a while, and was not told of the end of task {task.id} within "
                 f"{trial.extent.bound_s:g} s after the restart"
@@ -104,14 +104,16 @@ class _States:
 
 
 def _judge(trial: Trial, webhook: Webhook, ended: TaskSeen, states: _States) -> None:
-    told = webhook.accepted(ended.id)
-    trial.note(f"task {ended.id}: {ended.state}, told by {len(told)} notifications; it was {sorted(states.passed)}")
-    if wrong := _out_of_order(told):
+    notifications = webhook.accepted(ended.id)
+    trial.note(
+        f"task {ended.id}: {ended.state}, told by {len(notifications)} notifications; it was {sorted(states.passed)}"
+    )
+    if wrong := _out_of_order(notifications):
         raise Broken(f"the notifications of task {ended.id} are out of order: {wrong}")
-    if lost := states.passed - {event.state for event in told}:
+    if lost := states.passed - {event.state for event in notifications}:
         raise Broken(f"task {ended.id} was {' and '.join(sorted(lost))}, and no notification told so")
     assembly = Assembly()
-    for event in told:
+    for event in notifications:
         assembly.add(event)
     # A server may notify of states alone. If it notifies of artifacts, they must be complete.
     if assembly.text and assembly.text != ended.text:
@@ -122,11 +124,11 @@ def _was_notified_of_end(webhook: Webhook, task: TaskSeen) -> bool:
     return any(event.state in TERMINAL for event in webhook.accepted(task.id))
 
 
-def _out_of_order(told: list[EventSeen]) -> str | None:
+def _out_of_order(notifications: list[EventSeen]) -> str | None:
     assembly = Assembly()
-    for number, event in enumerate(told):
+    for number, event in enumerate(notifications):
         if assembly.ended:
-            return f"notification {number + 1} of {len(told)} comes after the end"
+            return f"notification {number + 1} of {len(notifications)} comes after the end"
         if event.kind == "task" and len(event.text) < len(assembly.text) and event.text:
             return f"notification {number + 1} has less than the one before"
         assembly.add(event)
@@ -142,8 +144,8 @@ async def signed(trial: Trial) -> None:
         if "webhook-signature" not in first.headers:
             others = [name for name in SIGNATURES if name in first.headers]
             echoed = "; the client's own token comes back" if TOKEN in first.headers.values() else ""
-            said = f"there is {', '.join(others)}, which the kit does not know" if others else "nothing is signed"
-            raise NotOffered(said + echoed)
+            reason = f"there is {', '.join(others)}, which the kit does not know" if others else "nothing is signed"
+            raise NotOffered(reason + echoed)
         keys = await _key_set(trial)
         await trial.crash("after the first notifications")
         again = await _begin(trial, webhook, f"complete {trial.key()}")
@@ -178,10 +180,10 @@ async def _key_set(trial: Trial) -> dict[str, str]:
     place = urlsplit(trial.server.card_url)
     url = f"{place.scheme}://{place.netloc}/.well-known/jwks.json"
     try:
-        told = await fetch_object("the key set", url, {}, trial.extent.bound_s)
+        document = await fetch_object("the key set", url, {}, trial.extent.bound_s)
     except ServerRefused as refused:
         raise NotOffered(f"notifications are signed, and no key set tells by what: {refused}") from None
-    keys = read_objects("the keys", told.get("keys"))
+    keys = read_objects("the keys", document.get("keys"))
     found = {str(key.get("kid", "")): str(key["x"]) for key in keys if key.get("crv") == "Ed25519" and "x" in key}
     if not found:
         raise NotOffered("notifications are signed, and the key set has no Ed25519 key")

@@ -41,40 +41,42 @@ _TRACE_CHARS_MAX: Final = 512
 
 
 def call_context_metadata(hop: Hop) -> dict[str, Any]:
-    said = {
+    fields = {
         DEPTH: hop.depth,
         CHAIN: list(hop.chain),
         DEADLINE: hop.deadline_ms,
         TRACEPARENT: hop.traceparent,
         TRACESTATE: hop.tracestate,
     }
-    return {name: value for name, value in said.items() if value}
+    return {name: value for name, value in fields.items() if value}
 
 
 def call_context_headers(hop: Hop) -> dict[str, str]:
-    said = {
+    fields = {
         DEPTH_HEADER: str(hop.depth) if hop.depth else None,
         CHAIN_HEADER: ",".join(quote(name, safe="@:/") for name in hop.chain) or None,
         DEADLINE_HEADER: str(hop.deadline_ms) if hop.deadline_ms is not None else None,
         TRACEPARENT: hop.traceparent,
         TRACESTATE: hop.tracestate,
     }
-    return {name: value for name, value in said.items() if value is not None}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def read_call_context(metadata: Mapping[str, Any] | None, headers: Mapping[str, str]) -> Hop:
     """Reads the hop of a call from its metadata and headers. `headers` have lower-case names."""
-    said = metadata or {}
+    fields = metadata or {}
     listed = [unquote(name.strip()) for name in headers.get(CHAIN_HEADER, "").split(",")]
     moments = [
-        moment for given in (said.get(DEADLINE), headers.get(DEADLINE_HEADER)) if (moment := _whole(given)) is not None
+        moment
+        for given in (fields.get(DEADLINE), headers.get(DEADLINE_HEADER))
+        if (moment := _whole(given)) is not None
     ]
     return Hop(
-        depth=max(_depth(said.get(DEPTH)), _depth(headers.get(DEPTH_HEADER))),
-        chain=max(_chain(said.get(CHAIN)), _chain(listed), key=len),
+        depth=max(_depth(fields.get(DEPTH)), _depth(headers.get(DEPTH_HEADER))),
+        chain=max(_chain(fields.get(CHAIN)), _chain(listed), key=len),
         deadline_ms=min(moments) if moments else None,
-        traceparent=_trace(headers.get(TRACEPARENT)) or _trace(said.get(TRACEPARENT)),
-        tracestate=_trace(headers.get(TRACESTATE)) or _trace(said.get(TRACESTATE)),
+        traceparent=_trace(headers.get(TRACEPARENT)) or _trace(fields.get(TRACEPARENT)),
+        tracestate=_trace(headers.get(TRACESTATE)) or _trace(fields.get(TRACESTATE)),
     )
 
 

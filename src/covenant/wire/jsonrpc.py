@@ -197,9 +197,9 @@ def decode_result(body: bytes) -> bytes:
     return bytes(read.result)
 
 
-def one_line(said: Any) -> str:
+def one_line(text: Any) -> str:
     """A foreign text as one line of bounded length."""
-    shown = "".join(letter if letter.isprintable() else " " for letter in said) if isinstance(said, str) else ""
+    shown = "".join(letter if letter.isprintable() else " " for letter in text) if isinstance(text, str) else ""
     kept = " ".join(shown.split())
     return kept if len(kept) <= _TEXT_MAX else f"{kept[:_TEXT_MAX]}…"
 

@@ -192,8 +192,8 @@ class RequestEvents:
                 return "stream_start", {"agent": agent_of(task)}
             case StatusUpdate(state=state):
                 name = "status" if state == TaskState.WORKING else state.replace("-", "_")
-                said = what.text or plain_text(what.parts)
-                return name, {"state": state, "text": said, "metadata": what.metadata}
+                text = what.text or plain_text(what.parts)
+                return name, {"state": state, "text": text, "metadata": what.metadata}
             case MessageUpdate():
                 return "message", {"role": what.role, "text": plain_text(what.parts)}
             case StepUpdate(name=name):
@@ -207,12 +207,12 @@ class RequestEvents:
 
     def _done(self, ended: Ended, ts_ms: int) -> dict[str, Any]:
         task, result, ok = self._task, ended.result, ended.ending is Ending.COMPLETED
-        said = final_message(result, ended.ending)
+        message = final_message(result, ended.ending)
         return {
             "ok": ok,
             "state": ended.ending.value,
-            "content": plain_text(said.parts) if said is not None and ok else "",
-            "error": None if ok or said is None else plain_text(said.parts),
+            "content": plain_text(message.parts) if message is not None and ok else "",
+            "error": None if ok or message is None else plain_text(message.parts),
             "agent": agent_of(task),
             "tenant_id": task.tenant,
             "conversation_id": conversation_of(task.origin, task.context_id),
@@ -233,11 +233,11 @@ def _made(task: Task, update: ArtifactUpdate) -> tuple[str, dict[str, Any]]:
     if kind == "tool" and isinstance(part, Json) and isinstance(part.value, dict):
         return "tool_call", {**named, "tool": _string(part.value.get("tool")), "ok": part.value.get("ok") is True}
     if kind == "sub" and isinstance(part, Json) and isinstance(part.value, dict):
-        said, depth = part.value, part.value.get("depth")
+        fields, depth = part.value, part.value.get("depth")
         depth = depth if isinstance(depth, int) and not isinstance(depth, bool) else 1
-        who = {"agent": _string(said.get("agent")), "content": _string(said.get("content"))}
+        who = {"agent": _string(fields.get("agent")), "content": _string(fields.get("content"))}
         where = {"stream_id": _count(update.artifact_id) + 1, "depth": depth}
-        return "sub_agent_response", {**named, **who, **where, "value": said}
+        return "sub_agent_response", {**named, **who, **where, "value": fields}
     about = {**named, "name": update.name, "metadata": update.metadata, **_carried(part)}
     return "file" if kind == "file" else "artifact", about
 
@@ -263,8 +263,8 @@ def _carried(part: Content | None) -> dict[str, Any]:
 
 def tokens_used(result: Result) -> dict[str, float]:
     """The tokens that the work and its delegations took; empty if no usage was reported."""
-    said = usage_in(result.metadata)
-    return {name: said[name] for name in ("tokens", "input_tokens", "output_tokens") if name in said}
+    usage = usage_in(result.metadata)
+    return {name: usage[name] for name in ("tokens", "input_tokens", "output_tokens") if name in usage}
 
 
 def _count(artifact_id: str) -> int:

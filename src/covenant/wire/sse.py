@@ -44,14 +44,14 @@ def comment(text: str) -> bytes:
 
 def last_event_id(header: str | None) -> int | None:
     """The last generation that a client has seen; None if the header is absent or empty."""
-    said = header.strip() if header is not None else ""
-    if not said:
+    text = header.strip() if header is not None else ""
+    if not text:
         return None
-    if not (said.isascii() and said.isdigit() and len(said) <= _DIGITS_MAX):
+    if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX):
         raise InvalidParams(
             "Last-Event-ID", "must be the number of the last frame that was seen; leave it out to begin with the task"
         )
-    return int(said)
+    return int(text)
 
 
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r")

@@ -37,11 +37,11 @@ def parse_ms(text: str, field: str) -> int:
     if match is None:
         raise InvalidParams(field, "must be a moment such as 2025-10-28T10:30:00Z")
     try:
-        said = datetime(*(int(match[group]) for group in range(1, 7)), tzinfo=UTC)  # type: ignore[misc, arg-type]
+        moment = datetime(*(int(match[group]) for group in range(1, 7)), tzinfo=UTC)  # type: ignore[misc, arg-type]
     except ValueError:
         raise InvalidParams(field, "is not a valid date or time") from None
     nanoseconds = int((match[7] or "").ljust(9, "0"))
     offset = int(match[9]) * 60 + int(match[10]) if match[8] else 0
-    ms = (said - _EPOCH) // _SECOND * 1000
+    ms = (moment - _EPOCH) // _SECOND * 1000
     ms -= (-offset if match[8] == "-" else offset) * 60_000
     return ms - (-nanoseconds // 1_000_000)

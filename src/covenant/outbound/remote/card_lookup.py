@@ -189,8 +189,8 @@ def choose_interfaces(card: RemoteCard | None, url: str, at_home: Callable[[str]
         key=lambda way: (not at_home(way.url), RANK[way.binding, way.version]),
     )
     if not known and card is not None and (offered or card.url == url):
-        said = ", ".join(f"{way.binding} {way.version}" for way in offered) or "none"
-        raise NoCard(f"the card of {card.name!r} offers no binding that is known here; it has {said}")
+        names = ", ".join(f"{way.binding} {way.version}" for way in offered) or "none"
+        raise NoCard(f"the card of {card.name!r} offers no binding that is known here; it has {names}")
     if not known:
         known = [RemoteInterface(url=url, binding=JSONRPC, version="1.0")]
     tried = [way for way in known if way.binding != GRPC] or known

@@ -124,9 +124,9 @@ class GrpcTransport(A2ATransport):
                 seen += message.ByteSize()
                 if seen > STREAM_BYTES_MAX:
                     raise CallFailed("too_large", f"the stream has more than {STREAM_BYTES_MAX} bytes", transient=False)
-                said = _json(message)
-                observe(said)
-                yield _number(message), decoded(self._codec.decode_reply, said)
+                body = _json(message)
+                observe(body)
+                yield _number(message), decoded(self._codec.decode_reply, body)
 
     @contextmanager
     def _observed(self, request: Request, headers: Mapping[str, str]) -> Iterator[Callable[[bytes], None]]:
@@ -143,10 +143,10 @@ class GrpcTransport(A2ATransport):
                 answered = True
                 record.answered(200, {"content-type": CONTENT_TYPE, **status})
 
-        def hear(said: bytes) -> None:
+        def hear(body: bytes) -> None:
             answer({})
             if record is not None:
-                record.received(said + b"\n")
+                record.received(body + b"\n")
 
         try:
             yield hear
@@ -220,8 +220,8 @@ def _written(kind: type[Message]) -> Any:
 def _number(message: Any) -> str | None:
     """The number of the event, if it has one."""
     kind = message.WhichOneof("payload")
-    said = getattr(message, kind).metadata.fields if kind is not None else {}
-    number = said[GENERATION].number_value if GENERATION in said else 0.0
+    fields = getattr(message, kind).metadata.fields if kind is not None else {}
+    number = fields[GENERATION].number_value if GENERATION in fields else 0.0
     return str(int(number)) if number >= 1 else None
 
 
@@ -230,12 +230,12 @@ def _json(message: Message) -> bytes:
 
 
 def _trouble(error: grpc.aio.AioRpcError) -> RemoteRefused | CallFailed:
-    name, said = error.code().name, one_line(error.details() or "")
+    name, details = error.code().name, one_line(error.details() or "")
     if name == "UNAVAILABLE":
-        return CallFailed("connection_lost", "the connection broke", detail=said)
+        return CallFailed("connection_lost", "the connection broke", detail=details)
     if name in ("DEADLINE_EXCEEDED", "CANCELLED"):
-        return CallFailed("timed_out", "no answer in time", detail=said)
+        return CallFailed("timed_out", "no answer in time", detail=details)
     # The library's own limit has no status of its own.
-    if name == "RESOURCE_EXHAUSTED" and "larger than max" in said:
+    if name == "RESOURCE_EXHAUSTED" and "larger than max" in details:
         return CallFailed("too_large", f"the answer has more than {EVENT_BYTES_MAX} bytes", transient=False)
-    return RemoteRefused(_REFUSED.get(name, "refused"), f"the remote refused: {said} (gRPC {name})")
+    return RemoteRefused(_REFUSED.get(name, "refused"), f"the remote refused: {details} (gRPC {name})")

@@ -125,14 +125,14 @@ class Remote:
         continue all the same. `troubled` is called with the reason each time that the agent did not answer and is asked
         again. Leaving the stream early leaves the agent at work; `call_off` does not.
         """
-        said = call_context_metadata(hop) if hop is not None else {}
+        context_metadata = call_context_metadata(hop) if hop is not None else {}
         ask = SendMessage(
             message=Message(
                 message_id=message_id or str(uuid.uuid4()),
                 parts=parts_of(what),
                 task_id=task_id,
                 context_id=context_id,
-                metadata={**(metadata or {}), **said} or None,
+                metadata={**(metadata or {}), **context_metadata} or None,
             ),
             output_modes=tuple(output_modes),
         )

@@ -169,9 +169,9 @@ class RemoteRegistry:
         except (OSError, Invalid) as error:
             self._unreadable = f"{self.path} cannot be read: {explain_invalid(str(error), _File)}"
             return
-        for name, said in agents.items():
+        for name, fields in agents.items():
             try:
-                entry = msgspec.convert(said, RemoteEntry)
+                entry = msgspec.convert(fields, RemoteEntry)
                 read_url(entry.url)
             except msgspec.ValidationError as error:
                 self._refuse(name, explain_invalid(str(error), RemoteEntry))

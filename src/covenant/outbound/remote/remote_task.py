@@ -127,9 +127,9 @@ class RemoteTaskView:
         yield status
 
     def _report(self, metadata: dict[str, Any] | None, message: MessageUpdate | None = None) -> None:
-        for said in (metadata, message.metadata if message is not None else None):
-            if said:
-                self._reported = larger_usage(self._reported, usage_in(said))
+        for fields in (metadata, message.metadata if message is not None else None):
+            if fields:
+                self._reported = larger_usage(self._reported, usage_in(fields))
 
     def _write(self, update: ArtifactUpdate) -> None:
         draft = self._drafts.get(update.artifact_id)

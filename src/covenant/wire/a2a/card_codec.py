@@ -68,13 +68,13 @@ def encode_proto_card_v03(card: AgentCard) -> bytes:
     """Encodes a card as 0.3 has it over gRPC, unsigned: signatures are over the form of 1.0."""
     combined = combined_card(card)
     fields: dict[str, Any] = msgspec.to_builtins(combined)
-    said: dict[str, Any] = {name: fields[name] for name in _PROTO_V03 if name in fields}
-    said["capabilities"] = {
+    proto: dict[str, Any] = {name: fields[name] for name in _PROTO_V03 if name in fields}
+    proto["capabilities"] = {
         name: fields["capabilities"][name] for name in _ABILITIES_V03 if name in fields["capabilities"]
     }
-    said["securitySchemes"] = msgspec.to_builtins(card.security_schemes)
-    said["security"] = msgspec.to_builtins(card.security_requirements)
-    return msgspec.json.encode(said)
+    proto["securitySchemes"] = msgspec.to_builtins(card.security_schemes)
+    proto["security"] = msgspec.to_builtins(card.security_requirements)
+    return msgspec.json.encode(proto)
 
 
 _PROTO_V03: Final = (
@@ -225,12 +225,12 @@ def _ways(fields: Mapping[str, Any]) -> Iterable[RemoteInterface]:
 
 def _newer_ways(fields: Mapping[str, Any]) -> Iterator[RemoteInterface]:
     for each in _list(fields.get("supportedInterfaces")):
-        said = _object(each)
-        url, binding = _text(said.get("url")), _text(said.get("protocolBinding"))
-        version = _version(_text(said.get("protocolVersion")) or "1.0")
+        interface = _object(each)
+        url, binding = _text(interface.get("url")), _text(interface.get("protocolBinding"))
+        version = _version(_text(interface.get("protocolVersion")) or "1.0")
         if url and binding and version:
             yield RemoteInterface(
-                url=url, binding=binding.upper(), version=version, tenant=_text(said.get("tenant")) or None
+                url=url, binding=binding.upper(), version=version, tenant=_text(interface.get("tenant")) or None
             )
 
 
@@ -241,22 +241,22 @@ def _older_ways(fields: Mapping[str, Any]) -> Iterator[RemoteInterface]:
             url=url, binding=(_text(fields.get("preferredTransport")) or JSONRPC).upper(), version="0.3"
         )
     for each in _list(fields.get("additionalInterfaces")):
-        said = _object(each)
-        url, binding = _text(said.get("url")), _text(said.get("transport"))
+        interface = _object(each)
+        url, binding = _text(interface.get("url")), _text(interface.get("transport"))
         if url and binding:
             yield RemoteInterface(url=url, binding=binding.upper(), version="0.3")
 
 
-def _version(said: str) -> str | None:
+def _version(text: str) -> str | None:
     """The dialect for a protocol version; None if we do not speak it."""
-    major, _, minor = said.partition(".")
+    major, _, minor = text.partition(".")
     if major == "1":
         return "1.0"
     return "0.3" if major == "0" and minor.partition(".")[0] in ("2", "3") else None
 
 
-def _skills(said: Any) -> Iterator[RemoteSkill]:
-    for each in _list(said):
+def _skills(value: Any) -> Iterator[RemoteSkill]:
+    for each in _list(value):
         skill = _object(each)
         identity, name = _text(skill.get("id")), _text(skill.get("name"))
         if identity or name:

@@ -210,23 +210,23 @@ class ClientCodec:
 
     def decode_reply(self, data: bytes) -> RemoteEvent:
         """Decodes the answer to a send, or a stream's frame. Raises BadResponse, or InvalidParams for a bad field."""
-        kind, said = self.kind_of(self.reply.read(data))
+        kind, reply = self.kind_of(self.reply.read(data))
         if kind == "task":
-            return self._task(said)
-        context_id, task_id = said.context_id or None, getattr(said, "task_id", None)
+            return self._task(reply)
+        context_id, task_id = reply.context_id or None, getattr(reply, "task_id", None)
         match kind:
             case "message":
                 return RemoteMessage(
-                    message=self._message(said, "message"), context_id=context_id, task_id=task_id or None
+                    message=self._message(reply, "message"), context_id=context_id, task_id=task_id or None
                 )
             case "status-update":
-                final, status = bool(getattr(said, "final", False)), self._status(said.status)
+                final, status = bool(getattr(reply, "final", False)), self._status(reply.status)
                 return RemoteStatus(
-                    task_id=task_id or "", context_id=context_id, **status, final=final, metadata=said.metadata
+                    task_id=task_id or "", context_id=context_id, **status, final=final, metadata=reply.metadata
                 )
-            case "artifact-update" if said.artifact is not None:
-                made = msgspec.structs.asdict(self._artifact(said.artifact))
-                update = ArtifactUpdate(**made, append=bool(said.append), last_chunk=bool(said.last_chunk))
+            case "artifact-update" if reply.artifact is not None:
+                made = msgspec.structs.asdict(self._artifact(reply.artifact))
+                update = ArtifactUpdate(**made, append=bool(reply.append), last_chunk=bool(reply.last_chunk))
                 return RemoteArtifact(task_id=task_id or "", context_id=context_id, update=update)
             case _:
                 raise BadResponse("the answer is neither a task nor a message nor an update")
@@ -235,17 +235,17 @@ class ClientCodec:
         """Decodes the answer to a get or a cancel."""
         return self._task(self.task.read(data))
 
-    def _task(self, said: _TaskV1 | _TaskProtoV03 | _ReplyV03) -> RemoteTask:
-        if not said.id:
+    def _task(self, task: _TaskV1 | _TaskProtoV03 | _ReplyV03) -> RemoteTask:
+        if not task.id:
             raise BadResponse("the answer is a task without an id")
-        history: Sequence[Any] = said.history or ()
+        history: Sequence[Any] = task.history or ()
         return RemoteTask(
-            task_id=said.id,
-            context_id=said.context_id or None,
-            **self._status(said.status),
-            artifacts=tuple(self._artifact(each) for each in said.artifacts or ()),
+            task_id=task.id,
+            context_id=task.context_id or None,
+            **self._status(task.status),
+            artifacts=tuple(self._artifact(each) for each in task.artifacts or ()),
             history=tuple(self._message(each, f"history[{at}]") for at, each in enumerate(history)),
-            metadata=said.metadata,
+            metadata=task.metadata,
         )
 
     def _status(self, status: _StatusV1 | _StatusProtoV03 | _StatusV03 | None) -> dict[str, Any]:
@@ -254,24 +254,24 @@ class ClientCodec:
         message = self._message(status.message, "status.message") if status.message is not None else None
         return {"state": self.states.get(status.state or 0) or TaskState.WORKING, "message": message}
 
-    def _message(self, said: MessageV1 | MessageV03 | MessageProtoV03 | _ReplyV03, where: str) -> MessageUpdate:
+    def _message(self, message: MessageV1 | MessageV03 | MessageProtoV03 | _ReplyV03, where: str) -> MessageUpdate:
         return MessageUpdate(
-            role=self.roles.get(said.role or 0) or "agent",
-            parts=self.contents_of(said.parts, f"{where}.parts"),
-            message_id=said.message_id or None,
-            metadata=said.metadata,
-            extensions=said.extensions or (),
-            reference_task_ids=said.reference_task_ids or (),
+            role=self.roles.get(message.role or 0) or "agent",
+            parts=self.contents_of(message.parts, f"{where}.parts"),
+            message_id=message.message_id or None,
+            metadata=message.metadata,
+            extensions=message.extensions or (),
+            reference_task_ids=message.reference_task_ids or (),
         )
 
-    def _artifact(self, said: _ArtifactV1 | _ArtifactV03 | _ArtifactProtoV03) -> Artifact:
+    def _artifact(self, artifact: _ArtifactV1 | _ArtifactV03 | _ArtifactProtoV03) -> Artifact:
         return Artifact(
-            artifact_id=said.artifact_id or "",
-            parts=self.contents_of(said.parts, "artifact.parts"),
-            name=said.name or None,
-            description=said.description or None,
-            metadata=said.metadata,
-            extensions=said.extensions or (),
+            artifact_id=artifact.artifact_id or "",
+            parts=self.contents_of(artifact.parts, "artifact.parts"),
+            name=artifact.name or None,
+            description=artifact.description or None,
+            metadata=artifact.metadata,
+            extensions=artifact.extensions or (),
         )
 
 
@@ -282,7 +282,7 @@ def _kind_by_member(reply: _ReplyV1 | _ReplyProtoV03) -> tuple[str | None, Any]:
         "status-update": reply.status_update,
         "artifact-update": reply.artifact_update,
     }
-    return next(((kind, said) for kind, said in kinds.items() if said is not None), (None, _TaskV1()))
+    return next(((kind, value) for kind, value in kinds.items() if value is not None), (None, _TaskV1()))
 
 
 CLIENT_V1: Final = ClientCodec(
@@ -304,15 +304,15 @@ CLIENT_V1: Final = ClientCodec(
 )
 
 
-def _kind_v03(said: _ReplyV03) -> tuple[str | None, Any]:
-    kind = said.kind
-    if not kind and said.artifact is not None:
+def _kind_v03(reply: _ReplyV03) -> tuple[str | None, Any]:
+    kind = reply.kind
+    if not kind and reply.artifact is not None:
         kind = "artifact-update"
-    elif not kind and said.parts is not None:
+    elif not kind and reply.parts is not None:
         kind = "message"
-    elif not kind and said.status is not None:
-        kind = "task" if said.id else "status-update"
-    return kind, said
+    elif not kind and reply.status is not None:
+        kind = "task" if reply.id else "status-update"
+    return kind, reply
 
 
 def _contents_v03(parts: list[PartV03] | None, where: str) -> tuple[Content, ...]:

@@ -67,9 +67,9 @@ class Form(NamedTuple):
         return self.dialect.version.value
 
 
-def _rows(**said: str) -> dict[str, tuple[Member, ...]]:
+def _rows(**texts: str) -> dict[str, tuple[Member, ...]]:
     """Parses rows of `name:kind` members; `!` marks a required one, `*` a list."""
-    return {owner: tuple(map(_member, text.split())) for owner, text in said.items()}
+    return {owner: tuple(map(_member, text.split())) for owner, text in texts.items()}
 
 
 def _member(text: str) -> Member:
@@ -134,19 +134,19 @@ def parse_object(data: bytes) -> dict[str, Any] | None:
     return read if isinstance(read, dict) and not deeper_than(read, NESTING_MAX) else None
 
 
-def check_object(form: Form, name: str, said: Any, where: str) -> Iterator[BrokenRule]:
-    if not isinstance(said, dict):
+def check_object(form: Form, name: str, given: Any, where: str) -> Iterator[BrokenRule]:
+    if not isinstance(given, dict):
         yield BrokenRule(name, f"{where} is not an object")
         return
     for member in form.objects[name]:
-        yield from _check_member(form, name, member, said, where)
+        yield from _check_member(form, name, member, given, where)
     if name == "Part":
-        yield from _check_part(form, said, where)
+        yield from _check_part(form, given, where)
 
 
-def _check_member(form: Form, owner: str, member: Member, said: dict[str, Any], where: str) -> Iterator[BrokenRule]:
+def _check_member(form: Form, owner: str, member: Member, fields: dict[str, Any], where: str) -> Iterator[BrokenRule]:
     rule, place = f"{owner}.{member.name}", f"{where}.{member.name}"
-    value = said.get(member.name)
+    value = fields.get(member.name)
     if value is None or (member.required and value in ("", [])):
         if member.required:
             yield BrokenRule(rule, f"{place} is required{'' if value is None else ' and is empty'}")
@@ -176,15 +176,15 @@ def _check_value(form: Form, kind: str, value: Any, rule: str, place: str) -> It
         yield BrokenRule(rule, f"{place} is not an ISO 8601 time with a zone")
 
 
-def _check_part(form: Form, said: dict[str, Any], where: str) -> Iterator[BrokenRule]:
+def _check_part(form: Form, part: dict[str, Any], where: str) -> Iterator[BrokenRule]:
     if form.by_kind:
-        kind = said.get("kind")
+        kind = part.get("kind")
         if kind not in ("text", "file", "data"):
             yield BrokenRule("Part.kind", f"{where}.kind is not one of text, file and data")
-        elif kind not in said:
+        elif kind not in part:
             yield BrokenRule(f"Part.{kind}", f"{where} is a part of kind {kind} without {kind}")
         return
-    given = [name for name in _CONTENTS[form.dialect] if name in said]
+    given = [name for name in _CONTENTS[form.dialect] if name in part]
     if len(given) != 1:
         found = " and ".join(given) or "none"
         yield BrokenRule("Part.content", f"{where} has {found} of {', '.join(_CONTENTS[form.dialect])}, and not one")
@@ -198,9 +198,9 @@ class CheckedReply(NamedTuple):
     findings: tuple[BrokenRule, ...]
 
 
-def check_reply(form: Form, said: dict[str, Any], *, task_alone: bool = False) -> CheckedReply:
+def check_reply(form: Form, body: dict[str, Any], *, task_alone: bool = False) -> CheckedReply:
     """Checks an answer. `task_alone`: it answers a get or a cancel, and is the task itself."""
-    found, where = _reply_in(form, said, task_alone=task_alone)
+    found, where = _reply_in(form, body, task_alone=task_alone)
     if found is None:
         names = " or ".join(form.members)
         return CheckedReply("", {}, (BrokenRule("reply", f"the answer is none of {names}, or several of them"),))
@@ -209,31 +209,31 @@ def check_reply(form: Form, said: dict[str, Any], *, task_alone: bool = False) -
     return CheckedReply(name, inner if isinstance(inner, dict) else {}, findings)
 
 
-def _reply_in(form: Form, said: dict[str, Any], *, task_alone: bool) -> tuple[tuple[str, Any] | None, str]:
+def _reply_in(form: Form, body: dict[str, Any], *, task_alone: bool) -> tuple[tuple[str, Any] | None, str]:
     if task_alone:
-        return ("Task", said), "task"
+        return ("Task", body), "task"
     if form.by_kind:
-        kind = said.get("kind")
+        kind = body.get("kind")
         name = form.members.get(kind) if isinstance(kind, str) else None
-        return (None if name is None else (name, said)), str(kind)
-    given = [member for member in form.members if said.get(member) is not None]
+        return (None if name is None else (name, body)), str(kind)
+    given = [member for member in form.members if body.get(member) is not None]
     if len(given) != 1:
         return None, ""
-    return (form.members[given[0]], said[given[0]]), given[0]
+    return (form.members[given[0]], body[given[0]]), given[0]
 
 
-def check_rpc(said: dict[str, Any], call_id: int) -> Iterator[BrokenRule]:
+def check_rpc(body: dict[str, Any], call_id: int) -> Iterator[BrokenRule]:
     """Checks the envelope of a JSON-RPC 2.0 response."""
-    if said.get("jsonrpc") != "2.0":
+    if body.get("jsonrpc") != "2.0":
         yield BrokenRule("jsonrpc.envelope", 'the response does not say "jsonrpc": "2.0"')
-    if ("result" in said) == (said.get("error") is not None):
+    if ("result" in body) == (body.get("error") is not None):
         yield BrokenRule("jsonrpc.envelope", "the response must have either a result or an error")
-    given = said.get("id")
+    given = body.get("id")
     # The server may fail before it has read the request's id.
-    if (given != call_id or isinstance(given, bool)) and not (given is None and said.get("error") is not None):
-        has = f"the id {msgspec.json.encode(given).decode()[:40]}" if "id" in said else "no id"
+    if (given != call_id or isinstance(given, bool)) and not (given is None and body.get("error") is not None):
+        has = f"the id {msgspec.json.encode(given).decode()[:40]}" if "id" in body else "no id"
         yield BrokenRule("jsonrpc.id", f"the response has {has}; its request had the id {call_id}")
-    error = said.get("error")
+    error = body.get("error")
     if error is None:
         return
     if not isinstance(error, dict):
@@ -245,10 +245,10 @@ def check_rpc(said: dict[str, Any], call_id: int) -> Iterator[BrokenRule]:
         yield BrokenRule("jsonrpc.error", "the error has no message")
 
 
-def check_rest_error(form: Form, status: int, said: dict[str, Any]) -> Iterator[BrokenRule]:
+def check_rest_error(form: Form, status: int, body: dict[str, Any]) -> Iterator[BrokenRule]:
     if form.dialect is not V1:
         return
-    error = said.get("error")
+    error = body.get("error")
     if not isinstance(error, dict):
         yield BrokenRule("rest.error", "an error of 1.0 is an object under error")
         return
@@ -259,8 +259,8 @@ def check_rest_error(form: Form, status: int, said: dict[str, Any]) -> Iterator[
             yield BrokenRule("rest.error", f"error.{name} is required")
 
 
-def check_media_type(said: str, *, stream: bool) -> Iterator[BrokenRule]:
-    kind = said.partition(";")[0].strip().lower()
+def check_media_type(content_type: str, *, stream: bool) -> Iterator[BrokenRule]:
+    kind = content_type.partition(";")[0].strip().lower()
     if stream and kind != "text/event-stream":
         yield BrokenRule("http.content_type", f"the answer to a stream is {kind or 'without a media type'}")
     elif not stream and not kind.endswith(("/json", "+json")):
@@ -296,8 +296,8 @@ class StreamCheck:
             yield BrokenRule("stream.task", f"the event is about task {str(task_id)[:60]!r}")
         status = reply.said.get("status")
         if isinstance(status, dict):
-            said = status.get("state")
-            state = self._form.dialect.client.states.get(said) if isinstance(said, str) else None
+            name = status.get("state")
+            state = self._form.dialect.client.states.get(name) if isinstance(name, str) else None
             self._stopped = state in _STOPPED
             if state is not None and state.terminal:
                 self._over = "the task has ended"
@@ -336,15 +336,15 @@ _CARD_V03: Final = _CARD._replace(
 )
 
 
-def check_card(said: dict[str, Any]) -> tuple[BrokenRule, ...]:
+def check_card(card: dict[str, Any]) -> tuple[BrokenRule, ...]:
     """Checks a card as one of 1.0 if it lists interfaces, otherwise as one of 0.3."""
-    if "supportedInterfaces" in said:
-        found = list(check_object(_CARD, "AgentCard", said, "card"))
-    elif "url" in said:
-        found = list(check_object(_CARD_V03, "AgentCard", said, "card"))
+    if "supportedInterfaces" in card:
+        found = list(check_object(_CARD, "AgentCard", card, "card"))
+    elif "url" in card:
+        found = list(check_object(_CARD_V03, "AgentCard", card, "card"))
     else:
         found = [BrokenRule("card.interfaces", "the card has neither supportedInterfaces (1.0) nor url (0.3)")]
-    if "skills" not in said:
+    if "skills" not in card:
         found.append(BrokenRule("AgentCard.skills", "card.skills is required"))
     return tuple(found[:FINDINGS_MAX])
 
@@ -405,42 +405,42 @@ class FrameChecks:
 
     def _card(self, frame: RecordedFrame) -> None:
         frame.findings += check_media_type(media_type(frame.headers), stream=False)
-        said = parse_object(bytes(frame.body))
-        frame.findings += [_NO_JSON] if said is None else check_card(said)
+        body = parse_object(bytes(frame.body))
+        frame.findings += [_NO_JSON] if body is None else check_card(body)
 
     def _answer(self, frame: RecordedFrame) -> None:
         if frame.what == "stream":
             if not self._streams:
                 frame.findings += [BrokenRule("http.content_type", "a stream answers a request that asked for none")]
             return
-        said = parse_object(bytes(frame.body))
+        body = parse_object(bytes(frame.body))
         if not frame.event:
-            frame.findings += self._head(frame, said)
-        if said is None:
+            frame.findings += self._head(frame, body)
+        if body is None:
             if (frame.event or succeeded(frame)) and media_type(frame.headers) != GRPC_TYPE:
                 frame.findings.append(_NO_JSON)
             return
         failed = not frame.event and not succeeded(frame)
         if self._rpc:
-            frame.findings += check_rpc(said, CALL_ID)
-            result = said.get("result")
-            if said.get("error") is not None or result is None:
+            frame.findings += check_rpc(body, CALL_ID)
+            result = body.get("result")
+            if body.get("error") is not None or result is None:
                 return
             if failed:
                 frame.findings.append(BrokenRule("http.status", f"a result comes with HTTP {frame.status}"))
-            said = result if isinstance(result, dict) else {}
+            body = result if isinstance(result, dict) else {}
         elif failed:
-            frame.findings += check_rest_error(self._form, frame.status or 0, said)
+            frame.findings += check_rest_error(self._form, frame.status or 0, body)
             return
-        reply = check_reply(self._form, said, task_alone=self._task_alone)
+        reply = check_reply(self._form, body, task_alone=self._task_alone)
         frame.findings += reply.findings
         if frame.event and self._streams:
             frame.findings += self._stream.take(reply)
 
-    def _head(self, frame: RecordedFrame, said: Mapping[str, Any] | None) -> list[BrokenRule]:
+    def _head(self, frame: RecordedFrame, body: Mapping[str, Any] | None) -> list[BrokenRule]:
         # A refusal may come as JSON where a stream was asked for.
-        refused = said is not None and said.get("error") is not None
-        if (not succeeded(frame) and said is None) or media_type(frame.headers) == GRPC_TYPE:
+        refused = body is not None and body.get("error") is not None
+        if (not succeeded(frame) and body is None) or media_type(frame.headers) == GRPC_TYPE:
             return []
         streams = self._streams and succeeded(frame) and not refused
         return list(check_media_type(media_type(frame.headers), stream=streams))

@@ -122,15 +122,15 @@ def parts_of(content: Iterable[Content], link: Link = unlinked) -> list[PartProt
 
 
 def message_of(
-    said: MessageUpdate | Message, task_id: str | None, context_id: str | None, unnamed: str, link: Link = unlinked
+    message: MessageUpdate | Message, task_id: str | None, context_id: str | None, unnamed: str, link: Link = unlinked
 ) -> MessageProtoV03:
     """`unnamed` is the id for a message that has none."""
     return MessageProtoV03(
-        message_id=said.message_id or unnamed,
+        message_id=message.message_id or unnamed,
         context_id=context_id,
         task_id=task_id,
-        role=ROLE_NAMES.get(said.role, "ROLE_AGENT"),
-        content=parts_of(said.parts, link),
-        metadata=said.metadata,
-        extensions=said.extensions or None,
+        role=ROLE_NAMES.get(message.role, "ROLE_AGENT"),
+        content=parts_of(message.parts, link),
+        metadata=message.metadata,
+        extensions=message.extensions or None,
     )

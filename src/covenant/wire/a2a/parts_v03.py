@@ -156,17 +156,17 @@ def parts_of(content: Iterable[Content], link: Link = unlinked) -> list[PartV03]
 
 
 def message_of(
-    said: MessageUpdate | Message, task_id: str | None, context_id: str | None, unnamed: str, link: Link = unlinked
+    message: MessageUpdate | Message, task_id: str | None, context_id: str | None, unnamed: str, link: Link = unlinked
 ) -> MessageV03:
     """`unnamed` is the id for a message that has none."""
     return MessageV03(
         kind="message",
-        message_id=said.message_id or unnamed,
+        message_id=message.message_id or unnamed,
         context_id=context_id,
         task_id=task_id,
-        role="user" if said.role == "user" else "agent",
-        parts=parts_of(said.parts, link),
-        metadata=said.metadata,
-        extensions=said.extensions or None,
-        reference_task_ids=said.reference_task_ids or None,
+        role="user" if message.role == "user" else "agent",
+        parts=parts_of(message.parts, link),
+        metadata=message.metadata,
+        extensions=message.extensions or None,
+        reference_task_ids=message.reference_task_ids or None,
     )

@@ -201,16 +201,16 @@ def parts_of(content: Iterable[Content], link: Link = unlinked) -> list[PartV1]:
 
 
 def message_of(
-    said: MessageUpdate | Message, task_id: str | None, context_id: str | None, unnamed: str, link: Link = unlinked
+    message: MessageUpdate | Message, task_id: str | None, context_id: str | None, unnamed: str, link: Link = unlinked
 ) -> MessageV1:
     """`unnamed` is the id for a message that has none."""
     return MessageV1(
-        message_id=said.message_id or unnamed,
+        message_id=message.message_id or unnamed,
         context_id=context_id,
         task_id=task_id,
-        role=ROLE_NAMES.get(said.role, "ROLE_AGENT"),
-        parts=parts_of(said.parts, link),
-        metadata=said.metadata,
-        extensions=said.extensions or None,
-        reference_task_ids=said.reference_task_ids or None,
+        role=ROLE_NAMES.get(message.role, "ROLE_AGENT"),
+        parts=parts_of(message.parts, link),
+        metadata=message.metadata,
+        extensions=message.extensions or None,
+        reference_task_ids=message.reference_task_ids or None,
     )

@@ -94,11 +94,11 @@ def in_camel_case(value: Any, kind: type[msgspec.Struct], where: str) -> Any:
     spelled = dict(value)
     for snake, camel, inside in _places(kind):
         if snake != camel and snake in spelled:
-            said = spelled.pop(snake)
-            if spelled.get(camel) is not None and said is not None:
+            given = spelled.pop(snake)
+            if spelled.get(camel) is not None and given is not None:
                 raise InvalidParams(inside_of(where, camel), f"given twice, also as {snake}")
-            if said is not None:
-                spelled[camel] = said
+            if given is not None:
+                spelled[camel] = given
         if inside is not None and camel in spelled:
             spelled[camel] = in_camel_case(spelled[camel], inside, inside_of(where, camel))
     return spelled

@@ -403,10 +403,10 @@ class _RequestDecoder03(RequestDecoder):
 
     def _config(self, given: _PushV03, where: str) -> a2a_requests.PushConfig:
         """Reads a push configuration. The first scheme is used. Neither scheme nor credentials: no authentication."""
-        said, authentication = given.authentication, None
-        if said is not None and (said.schemes or said.credentials):
-            scheme = required(next(iter(said.schemes or ()), None), f"{where}authentication.schemes")
-            authentication = a2a_requests.PushAuthentication(scheme=scheme, credentials=said.credentials or None)
+        auth, authentication = given.authentication, None
+        if auth is not None and (auth.schemes or auth.credentials):
+            scheme = required(next(iter(auth.schemes or ()), None), f"{where}authentication.schemes")
+            authentication = a2a_requests.PushAuthentication(scheme=scheme, credentials=auth.credentials or None)
         config = _push_config(given, where, authentication, Version.V03)
         return config if config.id is not None else msgspec.structs.replace(config, id=ONLY_PUSH_V03)
 

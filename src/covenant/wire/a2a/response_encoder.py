@@ -242,12 +242,12 @@ class ResponseEncoder:
         assert view.result is not None
         usage = usage_in(usage_of(view.result))
         metadata = {USAGE: usage} if usage else None
-        said = MessageUpdate(parts=view.result.content, message_id=f"{view.task.id}-r", metadata=metadata)
-        message = self.message_of(said, None, _context_of(view.task), "", link)
+        update = MessageUpdate(parts=view.result.content, message_id=f"{view.task.id}-r", metadata=metadata)
+        message = self.message_of(update, None, _context_of(view.task), "", link)
         return _encode(message if self.kinds else _ReplyV1(message=message))
 
-    def encode_page(self, page: TaskPage, asked: ListTasks, link: Link = unlinked) -> bytes:
-        length, artifacts = asked.history_length, asked.include_artifacts
+    def encode_page(self, page: TaskPage, request: ListTasks, link: Link = unlinked) -> bytes:
+        length, artifacts = request.history_length, request.include_artifacts
         tasks = [self._task(view, length, link, listed=True, artifacts=artifacts) for view in page.tasks]
         return _encode(_Page(tasks, page.next_page_token, page.page_size, page.total_size))
 
