@@ -94,7 +94,7 @@ async def test_without_a_card_the_address_is_called_and_the_card_not_looked_for_
         write(tmp_path, bare={"url": server.url("/rpc")})
         for _ in range(3):
             remote = await agents.open(DEFAULT, Target(name="bare"))
-            assert (remote.card, remote.way.url) == (None, server.url("/rpc"))
+            assert (remote.card, remote.interface.url) == (None, server.url("/rpc"))
         assert len(server.requests) == 3
 
 

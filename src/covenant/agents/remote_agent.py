@@ -219,7 +219,7 @@ def _fail(job: Job, failure: Refusal | RemoteError | CallFailed) -> None:
         return
     remote_failure = RemoteFailure(code=code, message=message)
     if isinstance(failure, RemoteRefused):
-        text = failure.said or message
+        text = failure.remote_message or message
         remote_failure = RemoteFailure(code=code, message=text, rpc_code=failure.rpc_code, status=failure.status)
     job.notes[REMOTE_FAILURE] = msgspec.to_builtins(remote_failure)
     job.fail(f"the call of the remote agent failed: {message}")

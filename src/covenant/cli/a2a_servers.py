@@ -138,15 +138,15 @@ def call(
             stream = progress.stream = remote.stream(text, **given, troubled=progress.troubled)
             async for event in stream:
                 progress.show(event)
-            return stream.reply, f"{remote.way.binding} {remote.way.version}"
+            return stream.reply, f"{remote.interface.binding} {remote.interface.version}"
 
     try:
-        reply, way = _run(converse, target, options, canceled=lambda: f"canceled{progress.called_off}")
+        reply, spoken = _run(converse, target, options, canceled=lambda: f"canceled{progress.called_off}")
     except Failure as failure:
-        if failure.code != TIMED_OUT or not progress.said:
+        if failure.code != TIMED_OUT or not progress.status_text:
             raise
-        raise Failure(failure.code, f"{failure.message}; its last status: {progress.said}") from failure
-    if not output.answer(_reply_object(reply, way)):
+        raise Failure(failure.code, f"{failure.message}; its last status: {progress.status_text}") from failure
+    if not output.answer(_reply_object(reply, spoken)):
         progress.end(reply)
     if not reply.ok:
         raise click.exceptions.Exit(ExitCode.REFUSED)
@@ -183,7 +183,7 @@ class Progress:
         self._wrote: list[str] = []
         self._artifacts: dict[str, _Written] = {}
         self._state: str | None = None
-        self.said = ""
+        self.status_text = ""
         """The last status of the task that has a text, such as why it waits."""
         self.stream: RemoteStream | None = None
 
@@ -202,7 +202,7 @@ class Progress:
             if self._live:
                 self._write(event.text)
         elif not event.state.terminal:
-            self.said = event.text or self.said
+            self.status_text = event.text or self.status_text
             if not self._watched:
                 return
             status = f"{event.state.value}: {brief(event.text)}" if event.text else event.state.value
@@ -269,7 +269,7 @@ class _Written:
         return f"\n{self._again}" if self._again is not None else ""
 
 
-def _reply_object(reply: Reply, way: str) -> dict[str, Any]:
+def _reply_object(reply: Reply, spoken: str) -> dict[str, Any]:
     import msgspec
 
     return {
@@ -279,7 +279,7 @@ def _reply_object(reply: Reply, way: str) -> dict[str, Any]:
         "context_id": reply.context_id,
         "artifacts": msgspec.to_builtins(reply.artifacts),
         "usage": reply.usage,
-        "way": way,
+        "way": spoken,
     }
 
 
@@ -289,7 +289,7 @@ def _card_object(found: RemoteCard) -> dict[str, Any]:
     return {
         "url": found.url,
         "card": found.fields,
-        "ways": msgspec.to_builtins(found.ways),
+        "ways": msgspec.to_builtins(found.interfaces),
         "signed_by": found.signed_by,
     }
 
@@ -299,8 +299,8 @@ def _card_lines(found: RemoteCard) -> Iterator[str]:
     if found.description:
         yield f"  {found.description}"
     yield f"  card:      {found.url}"
-    for way in found.ways:
-        yield f"  called by: {way.binding} {way.version} at {way.url}"
+    for each in found.interfaces:
+        yield f"  called by: {each.binding} {each.version} at {each.url}"
     yield f"  streams:   {'yes' if found.streaming else 'no' if found.streaming is False else 'not said'}"
     wanted = ", ".join(each.header or each.scheme for each in found.credentials)
     yield f"  wants:     {wanted or 'no credential'}"

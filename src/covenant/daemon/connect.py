@@ -134,7 +134,7 @@ async def open_remote(url_or_name: str, options: Options) -> Remote:
         credentials = _credentials(entry, options)
         finding = find_card(fetcher, entry.url, credentials)
         card = await or_none(finding, entry.url) if not options.verify else await verified(fetcher, await finding)
-        ways = choose_interfaces(card, entry.url, credentials.covers)
+        interfaces = choose_interfaces(card, entry.url, credentials.covers)
     except BaseException:
         if close is not None:
             await close()
@@ -146,7 +146,7 @@ async def open_remote(url_or_name: str, options: Options) -> Remote:
         chance=random.random,
         left_ms=lambda deadline_ms: deadline_ms - now_ms(),
     )
-    return Remote(ways, fetcher, credentials, card=card, options=remote_options, close=close)
+    return Remote(interfaces, fetcher, credentials, card=card, options=remote_options, close=close)
 
 
 async def open_card(url_or_name: str, options: Options, *, verify: bool) -> RemoteCard:

@@ -127,7 +127,7 @@ class RemoteCard(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     version: str
     description: str = ""
-    ways: tuple[RemoteInterface, ...] = ()
+    interfaces: tuple[RemoteInterface, ...] = ()
     """In the card's own order of preference."""
     streaming: bool | None = None
     """None: the card does not say."""

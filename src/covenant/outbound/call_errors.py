@@ -114,11 +114,11 @@ class RemoteRefused(RemoteError):
         status: int | None = None,
         rpc_code: int | None = None,
         retry_after_s: float | None = None,
-        said: str = "",
+        remote_message: str = "",
     ) -> None:
-        """`said`: the remote's own text."""
+        """`remote_message`: the remote's own text."""
         super().__init__(message, task_id=task_id)
-        self.said = said
+        self.remote_message = remote_message
         self.code = code
         self.transient = code in ("over_limit", "unavailable")
         self.status = status
@@ -167,7 +167,7 @@ _BY_STATUS: Final[dict[int, RefusalCode]] = {
 def refused_by_rpc(error: RpcError) -> RemoteRefused:
     code = _BY_RPC.get(error.code) or _BY_REASON.get(error.reason or "", "refused")
     summary = f"the remote refused: {error.message}" if error.message else "the remote refused"
-    return RemoteRefused(code, f"{summary} (JSON-RPC {error.code})", rpc_code=error.code, said=error.message)
+    return RemoteRefused(code, f"{summary} (JSON-RPC {error.code})", rpc_code=error.code, remote_message=error.message)
 
 
 def refused_by_status(status: int, headers: Mapping[str, str], body: bytes) -> RemoteRefused:
@@ -179,7 +179,7 @@ def refused_by_status(status: int, headers: Mapping[str, str], body: bytes) -> R
         code or ("unavailable" if status >= 500 else "refused"),
         f"the remote refused: {message} (HTTP {status})" if message else f"the remote answered HTTP {status}",
         status=status,
-        said=message,
+        remote_message=message,
         retry_after_s=min(retry_after(headers) or 0.0, RETRY_AFTER_S_MAX) or None,
     )
 

@@ -109,7 +109,7 @@ async def test_every_way_to_our_own_door_works(tmp_path: Path, way: tuple[str, s
 async def test_our_own_agents_are_called_like_any_other(tmp_path: Path, streams: bool) -> None:
     async with open_a2a(tmp_path, echo) as under_test, to(under_test, "echo", stream=streams) as remote:
         assert remote.card is not None
-        assert (remote.way.binding, remote.way.version) == ("JSONRPC", "1.0")
+        assert (remote.interface.binding, remote.interface.version) == ("JSONRPC", "1.0")
         reply = await remote.send("one two three")
         assert (reply.text.split(), reply.state) == (["one", "two", "three"], TaskState.COMPLETED)
 

@@ -468,7 +468,7 @@ async def test_the_host_s_card_is_not_taken_for_an_agent_that_it_does_not_name()
 
     async with http_server(speak) as server, connect(server.url("/my/agent"), allow_private=(HERE,)) as remote:
         assert remote.card is None
-        assert remote.way.url == server.url("/my/agent")
+        assert remote.interface.url == server.url("/my/agent")
     assert [request.target for request in server.requests] == [
         "/my/agent/agent-card.json",
         "/my/agent/.well-known/agent-card.json",
@@ -484,7 +484,7 @@ async def test_a_page_for_people_is_not_taken_for_a_card_that_is_elsewhere() -> 
             writer.write(reply(200, b"<html>"))
 
     async with http_server(speak) as server, connect(server.url("/app"), allow_private=(HERE,)) as remote:
-        assert remote.way.url == server.url("/rpc")
+        assert remote.interface.url == server.url("/rpc")
 
 
 async def test_an_error_object_counts_whatever_status_it_comes_under() -> None:

@@ -28,7 +28,7 @@ async def test_an_answer_is_heard(way: tuple[str, str, str], streams: bool) -> N
     async with sdk_server(way) as server, to(server, stream=streams) as remote:
         assert remote.card is not None
         assert (remote.card.name, remote.card.version) == ("Sample", "1.2.3")
-        assert (remote.way.binding, remote.way.version) == way[:2]
+        assert (remote.interface.binding, remote.interface.version) == way[:2]
         reply = await remote.send("hello")
         assert (reply.text, reply.state, reply.ok) == ("echo: hello", TaskState.COMPLETED, True)
         assert reply.task_id
@@ -103,9 +103,9 @@ async def rest_of(stream: RemoteStream, following: asyncio.Event) -> None:
 
 async def test_a_card_that_says_0_3_while_its_server_speaks_1_0_alone_is_survived() -> None:
     async with sdk_server(JSONRPC_03, compat=False) as server, to(server) as remote:
-        assert remote.way.version == "0.3"
+        assert remote.interface.version == "0.3"
         assert (await remote.send("hello")).text == "echo: hello"
-        assert remote.way.version == "1.0"
+        assert remote.interface.version == "1.0"
 
 
 async def test_an_address_without_a_card_is_called_as_it_is() -> None:
@@ -122,14 +122,14 @@ async def test_an_agent_without_streams_is_polled() -> None:
 
 async def test_grpc_is_taken_only_where_nothing_else_is_offered() -> None:
     async with sdk_server(GRPC_1, JSONRPC_03) as server, to(server) as remote:
-        assert (remote.way.binding, remote.way.version) == ("JSONRPC", "0.3")
+        assert (remote.interface.binding, remote.interface.version) == ("JSONRPC", "0.3")
 
 
 async def test_an_address_that_may_not_be_called_is_not_called_by_grpc_either() -> None:
     async with sdk_server(GRPC_1) as server:
         card = server.url("/.well-known/agent-card.json")
         async with connect(card, allow_private=(f"127.0.0.1:{server.port}",)) as remote:
-            assert remote.way.binding == "GRPC"
+            assert remote.interface.binding == "GRPC"
             with pytest.raises(AddressRefused):
                 await remote.send("hello")
             assert server.agent.heard == []
@@ -141,7 +141,7 @@ async def test_a_token_does_not_follow_a_card_to_its_grpc_port() -> None:
         assert "canary" not in repr(server.agent.told)
     async with sdk_server(GRPC_1) as server:
         async with connect(server.url(), allow_private=LOCAL) as seen:
-            place = f"http://{seen.way.url}"
+            place = f"http://{seen.interface.url}"
         async with to(server, token="canary", trusted_origins=[place]) as remote:
             await remote.send("hello")
         assert "Bearer canary" in repr(server.agent.told)

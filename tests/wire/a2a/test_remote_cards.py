@@ -40,13 +40,16 @@ OURS = AgentCard(
 
 def test_our_own_card_is_read_in_both_forms() -> None:
     newer = read_card(encode_card(OURS), PLACE)
-    assert newer.ways == (
+    assert newer.interfaces == (
         RemoteInterface(url="https://h.example/rpc", binding="JSONRPC", version="1.0"),
         RemoteInterface(url="https://h.example/rest", binding="HTTP+JSON", version="1.0"),
     )
     assert (newer.streaming, newer.extended, newer.credentials) == (True, True, (CardCredential(scheme="bearer"),))
     both = read_card(encode_card(OURS, combined=True), PLACE)
-    assert both.ways == (*newer.ways, RemoteInterface(url="https://h.example/rpc", binding="JSONRPC", version="0.3"))
+    assert both.interfaces == (
+        *newer.interfaces,
+        RemoteInterface(url="https://h.example/rpc", binding="JSONRPC", version="0.3"),
+    )
 
 
 def test_a_card_of_both_versions_without_the_older_one_is_the_newer_one() -> None:
@@ -68,7 +71,7 @@ def test_a_card_of_0_3_is_read() -> None:
         ),
         PLACE,
     )
-    assert card.ways == (
+    assert card.interfaces == (
         RemoteInterface(url="https://h.example/a", binding="JSONRPC", version="0.3"),
         RemoteInterface(url="https://h.example/g", binding="GRPC", version="0.3"),
     )
@@ -79,12 +82,14 @@ def test_a_card_of_0_3_is_read() -> None:
 def test_an_interface_says_its_own_version(version: str, dialect: str) -> None:
     way = {"url": "https://h.example", "protocolBinding": "JSONRPC", "protocolVersion": version, "tenant": "acme"}
     card = read_card(json({"name": "x", "version": "1", "supportedInterfaces": [way]}), PLACE)
-    assert card.ways == (RemoteInterface(url="https://h.example", binding="JSONRPC", version=dialect, tenant="acme"),)
+    assert card.interfaces == (
+        RemoteInterface(url="https://h.example", binding="JSONRPC", version=dialect, tenant="acme"),
+    )
 
 
 def test_an_interface_of_an_unknown_version_is_left_out() -> None:
     way = {"url": "https://h.example", "protocolBinding": "JSONRPC", "protocolVersion": "7.0"}
-    assert read_card(json({"name": "x", "version": "1", "supportedInterfaces": [way]}), PLACE).ways == ()
+    assert read_card(json({"name": "x", "version": "1", "supportedInterfaces": [way]}), PLACE).interfaces == ()
 
 
 _anything = st.recursive(

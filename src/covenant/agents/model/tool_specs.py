@@ -111,11 +111,11 @@ def list_remotes(known: Mapping[str, RemoteCardEntry]) -> str:
 
 
 def describe_card(card: RemoteCard) -> str:
-    ways = [f"{way.binding} {way.version}" for way in card.ways]
+    protocols = [f"{each.binding} {each.version}" for each in card.interfaces]
     lines = [
         f"name: {plain(card.name)}",
-        f"url: {card.ways[0].url if card.ways else card.url}",
-        f"protocol: {', '.join(ways) or 'unknown'}; version: {plain(card.version)}",
+        f"url: {card.interfaces[0].url if card.interfaces else card.url}",
+        f"protocol: {', '.join(protocols) or 'unknown'}; version: {plain(card.version)}",
         f"description: {plain(card.description)}",
         *(f"- {plain(skill.id)}: {plain(skill.description or skill.name)}" for skill in card.skills),
     ]

@@ -88,15 +88,15 @@ def trace_call(job: Job, remote: Remote, hop: Hop) -> Iterator[Hop]:
     if not tracer.on:
         yield hop
         return
-    card, way = remote.card, remote.way
-    name = card.name if card is not None else way.url
+    card, interface = remote.card, remote.interface
+    name = card.name if card is not None else interface.url
     attributes: dict[str, Value] = {
         tracing.OPERATION: INVOKE_AGENT,
         tracing.AGENT_NAME: name,
         tracing.CONVERSATION: task.context_id or task.id,
         tracing.TASK: task.id,
-        tracing.BINDING: way.binding,
-        "server.address": way.url,
+        tracing.BINDING: interface.binding,
+        "server.address": interface.url,
     }
     if card is not None and card.url:
         attributes[tracing.CARD_URL] = card.url

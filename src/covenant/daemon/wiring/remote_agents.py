@@ -75,8 +75,8 @@ class RemoteAgents:
         card = await or_none(self._cards.get(f"{name or ''} {entry.url}", fetch), entry.url)
         # The task's timeout limits the call, unless the entry has one of its own.
         options = RemoteOptions(timeout_s=entry.timeout or CALL_S_MAX, chance=random.random, left_ms=self._left_ms)
-        ways = choose_interfaces(card, entry.url, credentials.covers)
-        return Remote(ways, fetcher, credentials, card=card, options=options)
+        interfaces = choose_interfaces(card, entry.url, credentials.covers)
+        return Remote(interfaces, fetcher, credentials, card=card, options=options)
 
     async def card(self, url_or_name: str, *, verify: bool = False) -> RemoteCard:
         """Fetches the card. Raises NoCard, and the errors of the fetch."""

@@ -191,7 +191,7 @@ _CARD_FIELDS: Final = ("name", "version", "description", "url", "streaming", "sk
 
 def render_card(card: RemoteCard) -> ToolAnswer:
     data = {name: msgspec.to_builtins(getattr(card, name)) for name in _CARD_FIELDS}
-    data |= {"found": True, "interfaces": msgspec.to_builtins(card.ways)}
+    data |= {"found": True, "interfaces": msgspec.to_builtins(card.interfaces)}
     return ToolAnswer(shortened("\n".join(_card_lines(card))), data)
 
 
@@ -202,7 +202,7 @@ def _card_lines(card: RemoteCard) -> Iterator[str]:
     yield f"Agent: {card.name} v{card.version}"
     if card.description:
         yield f"Description: {card.description}"
-    yield f"URL: {card.ways[0].url if card.ways else card.url}"
+    yield f"URL: {card.interfaces[0].url if card.interfaces else card.url}"
     if provider.get("organization"):
         yield f"Provider: {provider['organization']}" + (f" ({provider['url']})" if provider.get("url") else "")
     if fields.get("documentationUrl"):
@@ -220,8 +220,8 @@ def _card_lines(card: RemoteCard) -> Iterator[str]:
     for skill in card.skills:
         tags = f" [{', '.join(skill.tags)}]" if skill.tags else ""
         yield f"- {skill.name}: {skill.description}{tags}"
-    if card.ways:
-        yield f"Protocols: {', '.join(dict.fromkeys(f'{way.binding} {way.version}' for way in card.ways))}"
+    if card.interfaces:
+        yield f"Protocols: {', '.join(dict.fromkeys(f'{each.binding} {each.version}' for each in card.interfaces))}"
 
 
 def _object(given: Any) -> dict[str, Any]:

@@ -46,18 +46,18 @@ class Request(NamedTuple):
 class A2ATransport(ABC):
     """A subclass sends one request (`_ask`), or has one answered by a stream (`_stream`)."""
 
-    def __init__(self, way: RemoteInterface) -> None:
-        self.way = way
-        self._codec = dialect_of(way.version, way.binding).client
+    def __init__(self, interface: RemoteInterface) -> None:
+        self.interface = interface
+        self._codec = dialect_of(interface.version, interface.binding).client
 
     async def send(self, ask: SendMessage, headers: Mapping[str, str], within_ms: int) -> RemoteEvent:
-        request = Request(self._codec.send, self._codec.encode_send(ask, self.way.tenant))
+        request = Request(self._codec.send, self._codec.encode_send(ask, self.interface.tenant))
         return decoded(self._codec.decode_reply, await self._ask(request, headers, within_ms))
 
     def stream(
         self, ask: SendMessage, headers: Mapping[str, str]
     ) -> AbstractAsyncContextManager[AsyncIterator[Numbered]]:
-        return self._stream(Request(self._codec.stream, self._codec.encode_send(ask, self.way.tenant)), headers)
+        return self._stream(Request(self._codec.stream, self._codec.encode_send(ask, self.interface.tenant)), headers)
 
     async def get(self, task_id: str) -> RemoteTask:
         return decoded(self._codec.decode_task, await self._ask(self._about(self._codec.get, task_id), {}))
@@ -70,7 +70,7 @@ class A2ATransport(ABC):
         return self._stream(self._about(self._codec.subscribe, task_id), headers)
 
     def _about(self, operation: str, task_id: str) -> Request:
-        return Request(operation, self._codec.encode_task_request(task_id, self.way.tenant), task_id)
+        return Request(operation, self._codec.encode_task_request(task_id, self.interface.tenant), task_id)
 
     @abstractmethod
     async def _ask(self, request: Request, headers: Mapping[str, str], within_ms: int | None = None) -> bytes: ...
@@ -99,32 +99,32 @@ class HttpTransport(A2ATransport):
     """JSON-RPC or HTTP+JSON, of either version."""
 
     def __init__(
-        self, way: RemoteInterface, fetcher: Fetcher, credentials: Credentials, card: RemoteCard | None
+        self, interface: RemoteInterface, fetcher: Fetcher, credentials: Credentials, card: RemoteCard | None
     ) -> None:
-        super().__init__(way)
+        super().__init__(interface)
         self._fetcher = fetcher
         self._credentials = credentials
         self._card = card
-        self._rest = way.binding == HTTP_JSON
+        self._rest = interface.binding == HTTP_JSON
 
     def _http(self, request: Request) -> tuple[str, str, bytes]:
         """Method, URL and body."""
         if not self._rest:
-            return "POST", self.way.url, jsonrpc.encode_request(1, request.operation, request.params)
-        method, path = _REST[self.way.version, request.operation]
+            return "POST", self.interface.url, jsonrpc.encode_request(1, request.operation, request.params)
+        method, path = _REST[self.interface.version, request.operation]
         if request.task_id is None:
             return method, self._place(path), request.params
         place = self._place(path.format(quote(request.task_id, safe="")))
         return method, place, b"{}" if method == "POST" else b""
 
     def _place(self, path: str) -> str:
-        scheme, host, before, query, _ = urlsplit(self.way.url)
-        tenant = f"{quote(self.way.tenant, safe='')}/" if self.way.tenant else ""
+        scheme, host, before, query, _ = urlsplit(self.interface.url)
+        tenant = f"{quote(self.interface.tenant, safe='')}/" if self.interface.tenant else ""
         return urlunsplit((scheme, host, f"{before.rstrip('/')}/{tenant}{path}", query, ""))
 
     def _headers(self, more: Mapping[str, str], accept: str) -> dict[str, str]:
         version = {"a2a-version": self._codec.version} if self._codec.version is not None else {}
-        own = self._credentials.headers(self.way.url, self._card)
+        own = self._credentials.headers(self.interface.url, self._card)
         return {"content-type": "application/json", "accept": accept, **version, **more, **own}
 
     async def _ask(self, request: Request, headers: Mapping[str, str], within_ms: int | None = None) -> bytes:
@@ -190,9 +190,9 @@ class HttpTransport(A2ATransport):
         """Adds the reason if the credential was not sent."""
         if refusal.code not in ("unauthenticated", "forbidden") or not self._credentials.given:
             return refusal
-        if self._credentials.covers(self.way.url):
+        if self._credentials.covers(self.interface.url):
             return refusal
-        hint = f"the card leads to {self.way.url}, another origin, to which the credential is not sent"
+        hint = f"the card leads to {self.interface.url}, another origin, to which the credential is not sent"
         return RemoteRefused(
             "unauthenticated", f"{refusal.message}; {hint}", status=refusal.status, rpc_code=refusal.rpc_code
         )

@@ -86,7 +86,7 @@ def _card(answer: Fetched) -> RemoteCard:
 
 def _names(card: RemoteCard, url: str) -> bool:
     wanted = _read(url).url.rstrip("/")
-    return any(_same(way.url, wanted) for way in card.ways)
+    return any(_same(interface.url, wanted) for interface in card.interfaces)
 
 
 def _same(url: str, wanted: str) -> bool:
@@ -183,23 +183,23 @@ def choose_interfaces(card: RemoteCard | None, url: str, at_home: Callable[[str]
     Servers do not always speak the version of their card, so a JSON-RPC address is also tried in the other dialect.
     `at_home` says whether a URL is at the origin that the caller named. Raises NoCard.
     """
-    offered = card.ways if card is not None else ()
+    offered = card.interfaces if card is not None else ()
     known = sorted(
-        (way for way in offered if (way.binding, way.version) in RANK),
-        key=lambda way: (not at_home(way.url), RANK[way.binding, way.version]),
+        (interface for interface in offered if (interface.binding, interface.version) in RANK),
+        key=lambda interface: (not at_home(interface.url), RANK[interface.binding, interface.version]),
     )
     if not known and card is not None and (offered or card.url == url):
-        names = ", ".join(f"{way.binding} {way.version}" for way in offered) or "none"
+        names = ", ".join(f"{interface.binding} {interface.version}" for interface in offered) or "none"
         raise NoCard(f"the card of {card.name!r} offers no binding that is known here; it has {names}")
     if not known:
         known = [RemoteInterface(url=url, binding=JSONRPC, version="1.0")]
-    tried = [way for way in known if way.binding != GRPC] or known
-    spoken = {(way.url, way.version) for way in tried if way.binding == JSONRPC}
-    for way in tuple(tried):
-        other = _OTHER[way.version]
-        if way.binding == JSONRPC and (way.url, other) not in spoken:
-            tried.append(RemoteInterface(url=way.url, binding=JSONRPC, version=other))
-            spoken.add((way.url, other))
+    tried = [interface for interface in known if interface.binding != GRPC] or known
+    spoken = {(interface.url, interface.version) for interface in tried if interface.binding == JSONRPC}
+    for interface in tuple(tried):
+        other = _OTHER[interface.version]
+        if interface.binding == JSONRPC and (interface.url, other) not in spoken:
+            tried.append(RemoteInterface(url=interface.url, binding=JSONRPC, version=other))
+            spoken.add((interface.url, other))
     return tuple(tried)
 
 

@@ -77,27 +77,27 @@ def place_of(url: str) -> str:
 class GrpcTransport(A2ATransport):
     def __init__(
         self,
-        way: RemoteInterface,
+        interface: RemoteInterface,
         fetcher: Fetcher,
         credentials: Credentials,
         card: RemoteCard | None,
         channel: Any = None,
     ) -> None:
         """`channel`: carries the calls in place of the network."""
-        super().__init__(way)
+        super().__init__(interface)
         self._guard, self._observer = fetcher.guard, fetcher.observer
-        self._place = place_of(way.url)
+        self._place = place_of(interface.url)
         self._own_channel = channel
         secrets = credentials.headers(self._place, card)
         check_headers(secrets)
         self._secrets = {name.lower(): value for name, value in secrets.items()}
 
     async def _ask(self, request: Request, headers: Mapping[str, str], within_ms: int | None = None) -> bytes:
-        request_type, response_type = _METHODS[self.way.version, request.operation]
+        request_type, response_type = _METHODS[self.interface.version, request.operation]
         within_s = CALL_S if within_ms is None else within_ms / 1000
         async with self._channel() as channel:
             call = channel.unary_unary(
-                _path(self.way.version, request.operation),
+                _path(self.interface.version, request.operation),
                 request_serializer=_written(request_type),
                 response_deserializer=response_type.FromString,
             )
@@ -112,9 +112,9 @@ class GrpcTransport(A2ATransport):
             yield self._frames(channel, request, headers)
 
     async def _frames(self, channel: Any, request: Request, headers: Mapping[str, str]) -> AsyncIterator[Numbered]:
-        request_type, response_type = _METHODS[self.way.version, request.operation]
+        request_type, response_type = _METHODS[self.interface.version, request.operation]
         call = channel.unary_stream(
-            _path(self.way.version, request.operation),
+            _path(self.interface.version, request.operation),
             request_serializer=_written(request_type),
             response_deserializer=response_type.FromString,
         )
@@ -133,7 +133,7 @@ class GrpcTransport(A2ATransport):
         """A context around one call. It yields a function that must be called with each answer."""
         record = None
         if self._observer is not None:
-            url = f"{self._place}{_path(self.way.version, request.operation)}"
+            url = f"{self._place}{_path(self.interface.version, request.operation)}"
             record = self._observer.sent("gRPC", url, dict(self._metadata(headers)), request.params)
         answered = False
 

@@ -197,10 +197,10 @@ class _Inspected:
             await self._read_card(credentials)
         if call.method == "card":
             return
-        way = self._way()
-        self.recorder.phase, self.interface = "call", way.url
+        interface = self._interface()
+        self.recorder.phase, self.interface = "call", interface.url
         self.recorder.streams = call.stream and call.method == "send"
-        transport = self._transport(way, credentials)
+        transport = self._transport(interface, credentials)
         if call.method == "send":
             await self._send(transport)
         else:
@@ -208,14 +208,14 @@ class _Inspected:
             ask = transport.get if call.method == "get" else transport.cancel
             self._take(await ask(call.task_id))
 
-    def _transport(self, way: RemoteInterface, credentials: Credentials) -> A2ATransport:
-        if way.binding != GRPC:
-            return HttpTransport(way, self.fetcher, credentials, self.card)
+    def _transport(self, interface: RemoteInterface, credentials: Credentials) -> A2ATransport:
+        if interface.binding != GRPC:
+            return HttpTransport(interface, self.fetcher, credentials, self.card)
         try:
             from covenant.outbound.remote.grpc_transport import GrpcTransport  # noqa: PLC0415  (needs an extra)
         except ImportError as error:
             raise RemoteError("gRPC needs the extra `grpc`") from error
-        return GrpcTransport(way, self.fetcher, credentials, self.card, self.channel)
+        return GrpcTransport(interface, self.fetcher, credentials, self.card, self.channel)
 
     async def _read_card(self, credentials: Credentials) -> None:
         try:
@@ -228,14 +228,18 @@ class _Inspected:
             self.recorder.phase = "keys"
             self.signature = await check_signature(self.fetcher, self.card)
 
-    def _way(self) -> RemoteInterface:
+    def _interface(self) -> RemoteInterface:
         call = self.call
         binding, version = call.binding, call.version
-        for way in self.card.ways if self.card is not None else ():
-            if (way.binding, way.version) == (binding, version):
-                return way
+        for interface in self.card.interfaces if self.card is not None else ():
+            if (interface.binding, interface.version) == (binding, version):
+                return interface
         if call.interface is None and urlsplit(call.url).path.endswith(".json"):
-            offered = ", ".join(f"{way.binding} {way.version}" for way in self.card.ways) if self.card else "none"
+            offered = (
+                ", ".join(f"{interface.binding} {interface.version}" for interface in self.card.interfaces)
+                if self.card
+                else "none"
+            )
             raise NoCard(f"the card at {call.url} offers no {binding} {version}; it has {offered}")
         tenant = call.agent or None if binding == GRPC else None
         return RemoteInterface(url=call.interface or call.url, binding=binding, version=version, tenant=tenant)

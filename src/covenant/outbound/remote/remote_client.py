@@ -58,7 +58,7 @@ class Remote:
 
     def __init__(
         self,
-        ways: Sequence[RemoteInterface],
+        interfaces: Sequence[RemoteInterface],
         fetcher: Fetcher,
         credentials: Credentials,
         *,
@@ -67,7 +67,7 @@ class Remote:
         close: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.card = card
-        self._ways = list(ways)
+        self._interfaces = list(interfaces)
         self._fetcher = fetcher
         self._credentials = credentials
         self._options = options or RemoteOptions()
@@ -91,9 +91,9 @@ class Remote:
             await self._close()
 
     @property
-    def way(self) -> RemoteInterface:
+    def interface(self) -> RemoteInterface:
         """The transport in use: the card's best interface, or the one that was found to work."""
-        return self._ways[0]
+        return self._interfaces[0]
 
     async def send(self, what: Sendable, **options: Any) -> Reply:
         """Sends a message, and waits for the answer. Takes the arguments of `stream`."""
@@ -161,11 +161,11 @@ class Remote:
     async def cancel(self, task_id: str) -> RemoteTask:
         return await next(self._transports()).cancel(task_id)
 
-    def learned(self, way: RemoteInterface) -> None:
+    def learned(self, interface: RemoteInterface) -> None:
         """Notes that this transport works: it is tried first from now on."""
-        if self._ways[0] != way:
-            self._ways.remove(way)
-            self._ways.insert(0, way)
+        if self._interfaces[0] != interface:
+            self._interfaces.remove(interface)
+            self._interfaces.insert(0, interface)
 
     def _within(self, timeout_s: float | None, hop: Hop | None) -> float:
         within_s = self._options.timeout_s if timeout_s is None else timeout_s
@@ -177,17 +177,17 @@ class Remote:
         return within_s
 
     def _transports(self) -> Iterator[A2ATransport]:
-        for way in tuple(self._ways):
-            yield self._transport(way)
+        for interface in tuple(self._interfaces):
+            yield self._transport(interface)
 
-    def _transport(self, way: RemoteInterface) -> A2ATransport:
-        if way.binding == GRPC:
+    def _transport(self, interface: RemoteInterface) -> A2ATransport:
+        if interface.binding == GRPC:
             try:
                 from covenant.outbound.remote.grpc_transport import GrpcTransport  # noqa: PLC0415  (needs an extra)
             except ImportError as error:
-                raise RemoteError(f"{way.url} speaks gRPC alone: install the extra `grpc`") from error
-            return GrpcTransport(way, self._fetcher, self._credentials, self.card)
-        return HttpTransport(way, self._fetcher, self._credentials, self.card)
+                raise RemoteError(f"{interface.url} speaks gRPC alone: install the extra `grpc`") from error
+            return GrpcTransport(interface, self._fetcher, self._credentials, self.card)
+        return HttpTransport(interface, self._fetcher, self._credentials, self.card)
 
 
 FIRST_S: Final = 5.0
@@ -296,4 +296,4 @@ class RemoteStream:
 
     def _learn(self) -> None:
         if self._follower.transport is not None and self._follower.known.known:
-            self._remote.learned(self._follower.transport.way)
+            self._remote.learned(self._follower.transport.interface)

@@ -195,7 +195,7 @@ async def _submit(
     except CallFailed as error:
         return RemoteInvocationResult(success=False, error=f"Submit failed: {error.message}")
     if not 200 <= answer.status < 300:
-        return RemoteInvocationResult(success=False, error=f"Submit failed: {_said(answer)}")
+        return RemoteInvocationResult(success=False, error=f"Submit failed: {_status_line(answer)}")
     try:
         return _task(answer.body)
     except (msgspec.DecodeError, RecursionError):
@@ -214,7 +214,7 @@ async def _follow(
             continue
         if answer.status in (401, 403, 404, 410):
             # The answer will be the same at every later poll.
-            return RemoteInvocationResult(success=False, task_id=task.id, error=f"Poll failed: {_said(answer)}")
+            return RemoteInvocationResult(success=False, task_id=task.id, error=f"Poll failed: {_status_line(answer)}")
         if not 200 <= answer.status < 300:
             await asyncio.sleep(max(0.0, (retry_after(answer.headers) or 0.0) - poll_s))
             continue
@@ -236,7 +236,7 @@ def last_agent_text(messages: Sequence[_Message]) -> str | None:
     return None
 
 
-def _said(answer: Fetched) -> str:
+def _status_line(answer: Fetched) -> str:
     body = one_line(answer.body[:2_000].decode("utf-8", errors="replace"))
     return f"HTTP {answer.status} — {body}" if body else f"HTTP {answer.status}"
 

@@ -137,7 +137,7 @@ def _combined_scheme(scheme: SecurityScheme) -> CombinedScheme:
     return CombinedScheme(type="http", scheme=auth.scheme, http_auth_security_scheme=auth)
 
 
-WAYS_MAX: Final = 32
+INTERFACES_MAX: Final = 32
 SKILLS_MAX: Final = 1_000
 
 _any: Final = msgspec.json.Decoder()
@@ -181,7 +181,7 @@ def read_card(data: bytes, url: str) -> RemoteCard:
         name=_required(fields, "name"),
         version=_required(fields, "version"),
         description=_text(fields.get("description")),
-        ways=tuple(_ways(fields))[:WAYS_MAX],
+        interfaces=tuple(_interfaces(fields))[:INTERFACES_MAX],
         streaming=streaming if isinstance(streaming, bool) else None,
         extended=extended,
         skills=tuple(_skills(fields.get("skills")))[:SKILLS_MAX],
@@ -216,14 +216,14 @@ def _required(fields: Mapping[str, Any], name: str) -> str:
     return value
 
 
-def _ways(fields: Mapping[str, Any]) -> Iterable[RemoteInterface]:
+def _interfaces(fields: Mapping[str, Any]) -> Iterable[RemoteInterface]:
     found: dict[tuple[str, str, str], RemoteInterface] = {}
-    for way in (*_newer_ways(fields), *_older_ways(fields)):
-        found.setdefault((way.url, way.binding, way.version), way)
+    for interface in (*_newer_interfaces(fields), *_older_interfaces(fields)):
+        found.setdefault((interface.url, interface.binding, interface.version), interface)
     return found.values()
 
 
-def _newer_ways(fields: Mapping[str, Any]) -> Iterator[RemoteInterface]:
+def _newer_interfaces(fields: Mapping[str, Any]) -> Iterator[RemoteInterface]:
     for each in _list(fields.get("supportedInterfaces")):
         interface = _object(each)
         url, binding = _text(interface.get("url")), _text(interface.get("protocolBinding"))
@@ -234,7 +234,7 @@ def _newer_ways(fields: Mapping[str, Any]) -> Iterator[RemoteInterface]:
             )
 
 
-def _older_ways(fields: Mapping[str, Any]) -> Iterator[RemoteInterface]:
+def _older_interfaces(fields: Mapping[str, Any]) -> Iterator[RemoteInterface]:
     """The interfaces of a 0.3 card: `url` and the additional ones. All speak 0.3, also those that claim 1.0."""
     if url := _text(fields.get("url")):
         yield RemoteInterface(
