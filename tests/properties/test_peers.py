@@ -148,7 +148,7 @@ def check(state: LedgerState) -> None:
     for peer in state.peers_by_id.values():
         assert state.peer_named(peer.name) == peer
     waiting: dict[Any, list[int]] = {}
-    for parcel in state.all_parcels():
+    for parcel in state.all_outbox_messages():
         waiting.setdefault(parcel.delegation, []).append(parcel.seq)
     for key, numbers in waiting.items():
         assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))

@@ -213,7 +213,7 @@ def held(state: LedgerState) -> dict[str, Any]:
         "ended": (state.delegations_ended_count(), state.delegation_ended_first()),
         "live": {each.key for role in DelegationRole for each in state.delegations_live(role)},
         "parcels": sorted(
-            state.all_parcels(), key=lambda parcel: (parcel.peer, parcel.role, parcel.offer_id, parcel.seq)
+            state.all_outbox_messages(), key=lambda parcel: (parcel.peer, parcel.role, parcel.offer_id, parcel.seq)
         ),
         "addressees": set(state.addressees()),
         "counts": {peer: state.parcel_count(peer) for peer in state.addressees()},

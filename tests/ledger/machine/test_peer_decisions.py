@@ -71,7 +71,7 @@ def snapshot(pure: Pure) -> bytes:
         [
             list(state.peers_by_id.values()),
             list(state.delegations_in_order()),
-            list(state.all_parcels()),
+            list(state.all_outbox_messages()),
             list(state.all_envelopes()),
             sorted(state.tokens_revoked),
         ]
@@ -79,7 +79,7 @@ def snapshot(pure: Pure) -> bytes:
 
 
 def waiting(pure: Pure) -> list[tuple[int, str]]:
-    return [(parcel.seq, bytes(parcel.body).decode()) for parcel in pure.state.parcels_of(id_of(1))]
+    return [(parcel.seq, bytes(parcel.body).decode()) for parcel in pure.state.outbox_of(id_of(1))]
 
 
 def state_of(pure: Pure, number: int = 1, role: DelegationRole = DelegationRole.REQUESTER) -> DelegationState:
@@ -206,9 +206,9 @@ class TestTrust:
         delegation = pure.state.delegation(key_of(1, peer=4))
         assert delegation is not None
         assert pure.state.delegation_of(delegation.task_id) == delegation
-        assert [parcel.delegation for parcel in pure.state.parcels_of(id_of(4))] == [delegation.key]
+        assert [parcel.delegation for parcel in pure.state.outbox_of(id_of(4))] == [delegation.key]
         assert list(pure.state.delegations_live(DelegationRole.REQUESTER, id_of(4))) == [delegation]
-        assert (list(pure.state.parcels_of(id_of(1))), pure.state.delegations_live_count(id_of(1))) == ([], 0)
+        assert (list(pure.state.outbox_of(id_of(1))), pure.state.delegations_live_count(id_of(1))) == ([], 0)
 
     def test_a_successor_whom_only_the_operator_vouches_for_is_a_mere_peer(self) -> None:
         pure = known()

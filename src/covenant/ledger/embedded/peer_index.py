@@ -56,9 +56,9 @@ class PeerIndex:
         self._at_rest: OrderedDict[DelegationKey, None] = OrderedDict()
         self._lost_delegations: set[DelegationKey] = set()
         self._of_task: dict[TaskId, DelegationKey] = {}
-        self._parcels: dict[InstanceId, dict[DelegationKey, dict[int, OutboxMessage]]] = {}
+        self._outbox: dict[InstanceId, dict[DelegationKey, dict[int, OutboxMessage]]] = {}
         """By peer and delegation, in the order of their numbers."""
-        self._parcel_counts: dict[InstanceId, int] = {}
+        self._outbox_counts: dict[InstanceId, int] = {}
         self._taken: dict[InstanceId, dict[str, ReceivedEnvelope]] = {}
         self._fading: list[tuple[int, InstanceId, str]] = []
         """When each received envelope may be forgotten."""
@@ -76,10 +76,10 @@ class PeerIndex:
                 if change is not None:
                     self.add_usage(change)
                 self.put_delegation(delegation)
-            case ParcelPut(parcel):
-                self.put_parcel(parcel)
+            case ParcelPut(message):
+                self.put_outbox_message(message)
             case ParcelMoved(move):
-                waiting = self._parcels[move.delegation.peer][move.delegation]
+                waiting = self._outbox[move.delegation.peer][move.delegation]
                 waiting[move.seq] = effects.moved_parcel(waiting[move.seq], move)
             case ParcelsDropped(key, through, sent):
                 self._delivered(key, through, ts_ms, sent=sent)
@@ -124,8 +124,8 @@ class PeerIndex:
             for key in [key for key in self._delegations if key.peer == peer_id]:
                 self._drop_delegation(key)
             self.usage = {key: each for key, each in self.usage.items() if each.peer != peer_id}
-        self._parcels.pop(peer_id, None)
-        self._parcel_counts.pop(peer_id, None)
+        self._outbox.pop(peer_id, None)
+        self._outbox_counts.pop(peer_id, None)
         # Its envelopes stay known for as long as they could be replayed: the peer may be added again meanwhile.
 
     def _succeed(self, old: InstanceId, peer: Peer) -> None:
@@ -138,10 +138,10 @@ class PeerIndex:
         for usage in [each for each in self.usage.values() if each.peer == old]:
             del self.usage[usage.key]
             self.add_usage(replace(usage, peer=peer.id))
-        self._parcel_counts.pop(old, None)
-        for waiting in self._parcels.pop(old, {}).values():
-            for parcel in waiting.values():
-                self.put_parcel(replace(parcel, peer=peer.id))
+        self._outbox_counts.pop(old, None)
+        for waiting in self._outbox.pop(old, {}).values():
+            for message in waiting.values():
+                self.put_outbox_message(replace(message, peer=peer.id))
 
     # Usage
 
@@ -231,23 +231,23 @@ class PeerIndex:
 
     # Outbox
 
-    def put_parcel(self, parcel: OutboxMessage) -> None:
-        waiting = self._parcels.setdefault(parcel.peer, {}).setdefault(parcel.delegation, {})
-        if parcel.seq not in waiting:
-            self._parcel_counts[parcel.peer] = self._parcel_counts.get(parcel.peer, 0) + 1
-        waiting[parcel.seq] = parcel
+    def put_outbox_message(self, message: OutboxMessage) -> None:
+        waiting = self._outbox.setdefault(message.peer, {}).setdefault(message.delegation, {})
+        if message.seq not in waiting:
+            self._outbox_counts[message.peer] = self._outbox_counts.get(message.peer, 0) + 1
+        waiting[message.seq] = message
 
     def _waiting(self, key: DelegationKey) -> dict[int, OutboxMessage]:
-        return self._parcels.get(key.peer, {}).get(key, {})
+        return self._outbox.get(key.peer, {}).get(key, {})
 
     def parcel(self, key: DelegationKey, seq: int) -> OutboxMessage | None:
         return self._waiting(key).get(seq)
 
     def parcel_count(self, peer: InstanceId) -> int:
-        return self._parcel_counts.get(peer, 0)
+        return self._outbox_counts.get(peer, 0)
 
-    def parcel_total(self) -> int:
-        return sum(self._parcel_counts.values())
+    def outbox_total(self) -> int:
+        return sum(self._outbox_counts.values())
 
     def parcel_first(self, key: DelegationKey) -> OutboxMessage | None:
         return next(iter(self._waiting(key).values()), None)
@@ -255,22 +255,22 @@ class PeerIndex:
     def parcel_last(self, key: DelegationKey) -> OutboxMessage | None:
         return next(reversed(self._waiting(key).values()), None)
 
-    def parcels_of(self, peer: InstanceId) -> Iterator[OutboxMessage]:
+    def outbox_of(self, peer: InstanceId) -> Iterator[OutboxMessage]:
         """By delegation, each in its order."""
-        return (parcel for waiting in self._parcels.get(peer, {}).values() for parcel in waiting.values())
+        return (message for waiting in self._outbox.get(peer, {}).values() for message in waiting.values())
 
     def addressees(self) -> Sequence[InstanceId]:
-        return tuple(self._parcels)
+        return tuple(self._outbox)
 
-    def all_parcels(self) -> Iterator[OutboxMessage]:
-        return (parcel for peer in self._parcels for parcel in self.parcels_of(peer))
+    def all_outbox_messages(self) -> Iterator[OutboxMessage]:
+        return (message for peer in self._outbox for message in self.outbox_of(peer))
 
     def _delivered(self, key: DelegationKey, through: int, ts_ms: int, *, sent: bool) -> None:
-        of_peer = self._parcels[key.peer]
+        of_peer = self._outbox[key.peer]
         waiting = of_peer[key]
-        for parcel in [each for each in waiting.values() if each.seq <= through]:
-            del waiting[parcel.seq]
-            self._parcel_counts[key.peer] -= 1
+        for message in [each for each in waiting.values() if each.seq <= through]:
+            del waiting[message.seq]
+            self._outbox_counts[key.peer] -= 1
             if not sent:
                 continue
             self.messages.append(
@@ -278,15 +278,15 @@ class PeerIndex:
                     at_ms=ts_ms,
                     direction="sent",
                     peer=key.peer,
-                    typ=parcel.typ,
-                    id=str(parcel.seq),
+                    typ=message.typ,
+                    id=str(message.seq),
                     offer_id=key.offer_id,
                 )
             )
         if not waiting:
             del of_peer[key]
             if not of_peer:
-                del self._parcels[key.peer], self._parcel_counts[key.peer]
+                del self._outbox[key.peer], self._outbox_counts[key.peer]
 
     # Received envelopes
 
@@ -354,7 +354,7 @@ class PeerReads:
         return self._state.delegations_live(role, peer)
 
     async def parcels(self, peer: InstanceId) -> Sequence[OutboxMessage]:
-        return tuple(self._state.parcels_of(peer))
+        return tuple(self._state.outbox_of(peer))
 
     async def addressees(self) -> Sequence[InstanceId]:
         return self._state.addressees()

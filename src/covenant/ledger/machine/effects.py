@@ -92,8 +92,8 @@ def moved_push(push: Push, move: PushMove, ts_ms: int) -> Push:
     )
 
 
-def moved_parcel(parcel: OutboxMessage, move: OutboxMove) -> OutboxMessage:
-    return replace(parcel, attempts=move.attempts, next_ms=move.next_ms, failure=move.failure)
+def moved_parcel(message: OutboxMessage, move: OutboxMove) -> OutboxMessage:
+    return replace(message, attempts=move.attempts, next_ms=move.next_ms, failure=move.failure)
 
 
 def cacheable(event: TaskEvent, ts_ms: int) -> Cached | None:

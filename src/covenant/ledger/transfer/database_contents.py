@@ -62,7 +62,7 @@ def _decoder(kind: Any) -> Callable[[str], Any]:
     return msgspec.json.Decoder(kind).decode
 
 
-_push, _delegation, _parcel = _decoder(Push), _decoder(Delegation), _decoder(OutboxMessage)
+_push, _delegation, _outbox_message = _decoder(Push), _decoder(Delegation), _decoder(OutboxMessage)
 _message, _cache_key, _cached, _given = map(_decoder, (LoggedMessage, CacheKey, Cached, Remembered))
 
 _REGISTERS: Final[dict[str, Callable[[LedgerState, Any], None]]] = {
@@ -190,7 +190,7 @@ async def _read_peers(connection: asyncpg.Connection[Any], state: LedgerState) -
     for row in await _rows(connection, "delegations"):
         state.put_delegation(_delegation(row["body"]))
     for row in await _rows(connection, "parcels"):
-        state.put_parcel(_parcel(row["body"]))
+        state.put_outbox_message(_outbox_message(row["body"]))
     for row in await _rows(connection, "envelopes"):
         sender, jti = InstanceId(row["sender"]), uncolumn(row["jti"])
         state.put_envelope(ReceivedEnvelope(sender=sender, jti=jti, typ="", until_ms=row["until_ms"]))

@@ -235,11 +235,11 @@ class DatabaseWriter:
         columns = ("role", "peer", "offer_id", "task_id", "moved", "ended", "body")
         await self._copy("delegations", columns, rows)
         rows = []
-        for parcel in state.all_parcels():
-            counts.count("parcels", parcel.peer, 1)
-            key_of = parcel.delegation
-            place = (key_of.role.value, key_of.peer, column(key_of.offer_id), parcel.seq, next(self._places))
-            rows.append((*place, _text(parcel)))
+        for message in state.all_outbox_messages():
+            counts.count("parcels", message.peer, 1)
+            key_of = message.delegation
+            place = (key_of.role.value, key_of.peer, column(key_of.offer_id), message.seq, next(self._places))
+            rows.append((*place, _text(message)))
         await self._copy("parcels", ("role", "peer", "offer_id", "seq", "made", "body"), rows)
         rows = [(each.sender, column(each.jti), each.until_ms) for each in state.all_envelopes()]
         await self._copy("envelopes", ("sender", "jti", "until_ms"), rows)

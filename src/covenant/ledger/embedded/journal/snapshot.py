@@ -243,8 +243,8 @@ def _restore(state: LedgerState, line: Line) -> None:
             state.put_peer(peer)
         case DelegationLine(delegation):
             state.put_delegation(delegation)
-        case ParcelLine(parcel):
-            state.put_parcel(parcel)
+        case ParcelLine(message):
+            state.put_outbox_message(message)
         case EnvelopeLine(envelope):
             state.put_envelope(envelope)
         case RevokedLine(token):
@@ -296,7 +296,7 @@ def state_lines(seq: int, state: LedgerState, read_task: Callable[[TaskId], Task
         yield PushLine(push)
     yield from map(PeerLine, state.peers_by_id.values())
     yield from map(DelegationLine, state.delegations_in_order())
-    yield from map(ParcelLine, state.all_parcels())
+    yield from map(ParcelLine, state.all_outbox_messages())
     yield from map(EnvelopeLine, state.all_envelopes())
     yield from map(RevokedLine, state.tokens_revoked.values())
     yield from map(UsageLine, state.usage.values())

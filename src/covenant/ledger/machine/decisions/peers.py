@@ -342,7 +342,7 @@ def _put_messages(
     decide: DecisionContext, delegation: Delegation, messages: tuple[PeerMessage, ...], by: AgentId | None
 ) -> DelegationMoved:
     for each in messages:
-        delegation = _put_parcel(decide, delegation, each)
+        delegation = _put_outbox_message(decide, delegation, each)
     known = decide.view.delegation(delegation.key)
     if delegation.ended:
         if delegation.result is None:
@@ -370,7 +370,7 @@ def _put_messages(
     return DelegationMoved(delegation=delegation)
 
 
-def _put_parcel(decide: DecisionContext, delegation: Delegation, message: PeerMessage) -> Delegation:
+def _put_outbox_message(decide: DecisionContext, delegation: Delegation, message: PeerMessage) -> Delegation:
     last = decide.view.parcel_last(delegation.key)
     seq = delegation.said + 1
     if message.latest and last is not None and (last.typ, last.seq, last.attempts) == (message.typ, delegation.said, 0):
@@ -412,9 +412,9 @@ def move_parcels(decide: DecisionContext, command: MoveParcels) -> tuple[OutboxM
             decide.add(ParcelsDropped(key, seq))
     left: list[OutboxMessage] = []
     for (key, seq), each in failed.items():
-        if seq > through.get(key, 0) and (parcel := decide.view.parcel(key, seq)) is not None:
+        if seq > through.get(key, 0) and (message := decide.view.parcel(key, seq)) is not None:
             decide.add(ParcelMoved(each))
-            left.append(parcel)
+            left.append(message)
     return tuple(left)
 
 
