@@ -39,8 +39,8 @@ from covenant.doors.simple import (
     A2ATaskParams,
     A2ATaskSendRequest,
     A2ATaskState,
-    asked_for,
     decode_send,
+    read_send,
     task_of,
 )
 from covenant.exchange.a2a_service import A2AExchange
@@ -218,7 +218,7 @@ async def handle_task_send(deps: A2ATaskDeps, body: Mapping[str, Any] | A2ATaskS
         except msgspec.ValidationError as wrong:
             raise Invalid("invalid_request", str(wrong)) from None
     try:
-        task = task_of(await deps.tasks.send(deps.caller, asked_for(request)))
+        task = task_of(await deps.tasks.send(deps.caller, read_send(request)))
     except NotFound as missing:
         raise NotFoundError(missing.code, missing.message) from None
     _stores[deps] = None

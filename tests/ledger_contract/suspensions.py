@@ -40,7 +40,7 @@ async def suspend(
     leased: LeasedTask,
     *,
     updates: tuple[TurnUpdate, ...] = (),
-    told: StatusUpdate | None = None,
+    status: StatusUpdate | None = None,
     **wait: Any,
 ) -> Advanced:
     return await driver.ledger.commit(
@@ -49,7 +49,7 @@ async def suspend(
             holder=leased.lease.leased_to,
             lease_id=leased.lease.lease_id,
             updates=updates,
-            told=told,
+            status=status,
             wait=Wait(since_ms=driver.clock(), **wait),
         )
     )
@@ -68,8 +68,8 @@ async def signal(driver: LedgerDriver, which: TaskId, name: str, value: Any = No
 
 
 async def ask(driver: LedgerDriver, leased: LeasedTask, kind: QuestionKind = "approval", **more: Any) -> Advanced:
-    told = StatusUpdate("may I?", "input-required", metadata={QUESTION: {"id": "1-1", "kind": kind}})
-    return await suspend(driver, leased, told=told, step=1, name=kind, asks=kind, question="d", **more)
+    status = StatusUpdate("may I?", "input-required", metadata={QUESTION: {"id": "1-1", "kind": kind}})
+    return await suspend(driver, leased, status=status, step=1, name=kind, asks=kind, question="d", **more)
 
 
 async def answer(driver: LedgerDriver, *parts: Content, said: str = "m1") -> Reported:
@@ -347,7 +347,7 @@ class SuspensionSuite(Suite):
 
     async def test_a_retry_is_a_further_attempt_and_its_wait_is_told(self, driver: LedgerDriver) -> None:
         leased = await driver.taken(make_task())
-        await suspend(driver, leased, for_ms=1_000, told=StatusUpdate("again in a second"))
+        await suspend(driver, leased, for_ms=1_000, status=StatusUpdate("again in a second"))
         assert (await driver.entry(task_id(1))).a2a_state == "working"
         driver.clock.advance(1_000)
         await driver.sweep()

@@ -110,14 +110,14 @@ class _Calls:
             waiting.set_result(answered)
 
     async def one(self, call: Call, *, step: str = "") -> Answer:
-        return (await self._ask(ProgramCall(id=next(self._ids), verb="one", calls=(_asked(call),), name=step)))[0]
+        return (await self._ask(ProgramCall(id=next(self._ids), verb="one", calls=(_as_call(call),), name=step)))[0]
 
     async def all(self, calls: Sequence[Calling], *, step: str = "") -> tuple[Answer, ...]:
-        requests = tuple(map(_asked, calls))
+        requests = tuple(map(_as_call, calls))
         return await self._ask(ProgramCall(id=next(self._ids), verb="all", calls=requests, name=step))
 
     async def quorum(self, wanted: int, calls: Sequence[Calling], *, step: str = "") -> tuple[Answer, ...]:
-        requests = tuple(map(_asked, calls))
+        requests = tuple(map(_as_call, calls))
         return await self._ask(ProgramCall(id=next(self._ids), verb="quorum", calls=requests, wanted=wanted, name=step))
 
     async def answer(self, child: Answer | str, what: Sendable, *, step: str = "") -> Answer:
@@ -198,7 +198,7 @@ class _Steps:
         return await self._calls.ask(verb=verb, **given)
 
 
-def _asked(call: Calling) -> Call:
+def _as_call(call: Calling) -> Call:
     if isinstance(call, tuple):
         agent, what = call
         call = Call(agent=agent, what=what)

@@ -277,7 +277,7 @@ def _change(folder: Path, new_file: str | None, *, remove: bool) -> tuple[str, b
     if remove and not was_locked:
         raise Failure("not_locked", f"the keys in {folder} have no passphrase")
     if was_locked and current is None:
-        current = _asked("Passphrase", f"set {PASSPHRASE_VARIABLE} or {PASSPHRASE_FILE_VARIABLE}")
+        current = _prompt("Passphrase", f"set {PASSPHRASE_VARIABLE} or {PASSPHRASE_FILE_VARIABLE}")
     keystore = Keystore(folder, current if was_locked else None)
     try:
         # Checked before a new passphrase is asked for.
@@ -293,10 +293,10 @@ def _new(new_file: str | None) -> str:
 
     if new_file is not None:
         return read_passphrase(Path(new_file).expanduser(), NEW_FILE)
-    return _asked("New passphrase", f"name a file with {NEW_FILE}", twice=True)
+    return _prompt("New passphrase", f"name a file with {NEW_FILE}", twice=True)
 
 
-def _asked(what: str, otherwise: str, *, twice: bool = False) -> str:
+def _prompt(what: str, otherwise: str, *, twice: bool = False) -> str:
     """Asks on the terminal, without echo."""
     if not sys.stdin.isatty():
         raise Failure("no_terminal", f"there is no terminal to ask for the passphrase on; {otherwise}")

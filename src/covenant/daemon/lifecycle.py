@@ -223,7 +223,7 @@ async def _live(
                 _settle_memory()
                 announce(listening)
                 notify_service_manager("READY=1", log)
-                await _asked_to_stop(daemon, stops.asked)
+                await _wait_for_stop(daemon, stops.asked)
                 notify_service_manager("STOPPING=1", log)
                 log.info("daemon.stopping", grace_s=settings.daemon.grace_ms / 1000)
     log.info("daemon.stopped")
@@ -231,7 +231,7 @@ async def _live(
     return daemon.agents.workers.abandoned
 
 
-async def _asked_to_stop(daemon: Daemon, stop: asyncio.Event) -> None:
+async def _wait_for_stop(daemon: Daemon, stop: asyncio.Event) -> None:
     """Waits for a signal, or for the end of a drain: nothing runs any more, or its time is over."""
     signalled = asyncio.ensure_future(stop.wait())
     draining = asyncio.ensure_future(drain(daemon))

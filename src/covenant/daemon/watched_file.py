@@ -35,12 +35,12 @@ def read_home_file(path: Path, read: Callable[[object], T]) -> T | None:
     except FileNotFoundError:
         return None
     except Invalid as wrong:
-        raise SettingsError(f"{path}: {_said(wrong)}") from None
+        raise SettingsError(f"{path}: {_problem_text(wrong)}") from None
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read: {error}") from error
 
 
-def _said(wrong: Invalid) -> str:
+def _problem_text(wrong: Invalid) -> str:
     return f"not JSON: {wrong.message}" if wrong.code == "invalid_json" else wrong.message
 
 

@@ -36,10 +36,10 @@ Given = Mapping[str, str]
 
 
 class ActDone(NamedTuple):
-    """The outcome of an act: the path `to` of the next page and the confirmation `said`, or a page shown once."""
+    """The outcome of an act: the path `to` of the next page and the confirmation `message`, or a page shown once."""
 
     to: str = ""
-    said: str = ""
+    message: str = ""
     page: FormPage | None = None
 
 
@@ -190,7 +190,7 @@ def _confirmation(act: Act, done: ActDone, session: UiSession) -> FormPage:
     """Confirms the act and links onward. The usual next page is filled by a script, and this browser runs none."""
     links = (tag("a", "All forms", href=INDEX, class_="button"), tag("a", "Go on", href=done.to, class_="button"))
     body = tag("div", *links, class_="buttons")
-    return FormPage(act.title, body=body, done=done.said, who=session.name)
+    return FormPage(act.title, body=body, done=done.message, who=session.name)
 
 
 async def _page(act: Act, context: ActContext, done: str = "") -> FormPage:

@@ -196,7 +196,7 @@ NO_TASK: Final = "Task not found"
 _encode = msgspec.json.Encoder().encode
 
 
-def asked_for(request: A2ATaskSendRequest, hop: Hop | None = None) -> SimpleSend:
+def read_send(request: A2ATaskSendRequest, hop: Hop | None = None) -> SimpleSend:
     """The request's fields: of `params` if it is given, except that the depth may be at the top level."""
     given: Any = request.params if request.params is not None else request
     if given.message is None or not given.message.strip():
@@ -229,7 +229,7 @@ class SimpleDoor:
         refusal=SimpleError,
     )
     async def send_simple_task(self, call: TenantCall) -> tuple[int, A2ATask]:
-        request = asked_for(decode_send(call.body), call.call_context)
+        request = read_send(decode_send(call.body), call.call_context)
         return 200, task_of(await self._tasks.send(call.caller, request), self._link)
 
     @route("GET", TASK, "A task that was sent by this door, in its current state", refusal=SimpleError)

@@ -78,7 +78,7 @@ def read_decision(parts: tuple[Content, ...]) -> PersonDecision | None:
     return PersonDecision(approved=True) if word in _YES and not colon else None
 
 
-def asked_id(metadata: dict[str, Any] | None) -> str | None:
+def id_of_question(metadata: dict[str, Any] | None) -> str | None:
     """The id of the question that the status with this metadata asks."""
     about = (metadata or {}).get(QUESTION)
     found = about.get("id") if isinstance(about, dict) else None

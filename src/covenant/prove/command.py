@@ -95,7 +95,7 @@ def _prove(chosen: dict[str, Any], rows: list[Any]) -> Report:
         place.flush()
 
     began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    trying = prove(target, rows, extent, began=began, row_s=chosen["row_bound"], said=say)
+    trying = prove(target, rows, extent, began=began, row_s=chosen["row_bound"], report=say)
     try:
         return asyncio.run(_until_stopped(trying))
     except asyncio.CancelledError:

@@ -65,9 +65,9 @@ class Report(msgspec.Struct, frozen=True, tag_field="kind", tag="durability"):
 
 
 async def prove(
-    target: Target, rows: list[Row], extent: Extent, *, began: str, row_s: float, said: Callable[[Finding], None]
+    target: Target, rows: list[Row], extent: Extent, *, began: str, row_s: float, report: Callable[[Finding], None]
 ) -> Report:
-    """Tries the rows and calls `said` after each one. Every started process is ended in any case."""
+    """Tries the rows and calls `report` after each one. Every started process is ended in any case."""
     begun_s = time.monotonic()
     findings: list[Finding] = []
     name, version, speaks = target.name or "", "", ""
@@ -78,7 +78,7 @@ async def prove(
             name = target.name or str(trial.card.get("name", ""))
             version, speaks = str(trial.card.get("version", "")), str(trial.client.interface)
         findings.append(finding)
-        said(finding)
+        report(finding)
     return Report(
         server=name,
         version=version,

@@ -22,7 +22,7 @@ from covenant.model.content import Content
 from covenant.model.errors import Conflict, Invalid, OverLimit, Refusal
 from covenant.model.ids import TaskId, derived_task_id
 from covenant.model.peers.delegation import budget_of, with_budget
-from covenant.model.question import PersonDecision, asked_id, asks_approval
+from covenant.model.question import PersonDecision, asks_approval, id_of_question
 from covenant.model.task import DELEGATION, Result, Task, target_of
 from covenant.model.task_event import StatusUpdate
 from covenant.model.task_view import Artifact, TaskState, TaskView, answer_text
@@ -343,7 +343,7 @@ class AgentCalls:
             usage=usage,
             remote_failure=_remote_failure(view.result),
             asks_approval=asks_approval(metadata),
-            question_id=asked_id(metadata),
+            question_id=id_of_question(metadata),
         )
 
     def _charge(self, task_id: TaskId, usage: dict[str, float]) -> None:

@@ -61,7 +61,7 @@ def end_attempt(span: Span, job: Job) -> None:
     usage = job.notes.get("usage")
     if isinstance(usage, dict):
         attributes |= {TOKENS[name]: int(used) for name, used in usage.items() if name in TOKENS}
-    if job.tracer.content and (text := text_of(job.said)):
+    if job.tracer.content and (text := text_of(job.result_content)):
         attributes[tracing.OUTPUT] = tracing.message("assistant", text)
     span.note(attributes)
     span.end(failed=ending if failed else None)

@@ -203,10 +203,10 @@ class Job(JobBuffer):
         return self._spending is not None
 
     async def suspend(
-        self, wait: Wait, steps: tuple[StepUpdate, ...] = (), told: StatusUpdate | None = None
+        self, wait: Wait, steps: tuple[StepUpdate, ...] = (), status: StatusUpdate | None = None
     ) -> Advanced:
         """Parks the task and stops the turn until its wait ends; unless the signal is there already."""
-        advanced = await self.write(*steps, wait=wait, told=told)
+        advanced = await self.write(*steps, wait=wait, status=status)
         if advanced.signal is None:
             self.over = self._mute = True
             if self.stopping is None:
@@ -297,7 +297,7 @@ class Job(JobBuffer):
             )
 
     @property
-    def said(self) -> tuple[Content, ...]:
+    def result_content(self) -> tuple[Content, ...]:
         """The result's content, once there is a result."""
         return self._result.content if self._result is not None else ()
 
@@ -362,18 +362,18 @@ class Job(JobBuffer):
             self.complete()
         updates, self._pending = tuple(self._pending), []
         wait: Wait | None = None
-        told: StatusUpdate | None = None
+        status: StatusUpdate | None = None
         if self._retry is not None:
             (after_s, text), now_ms = self._retry, self.now_ms
             wait = Wait(since_ms=now_ms, for_ms=round(after_s * 1000))
-            told = self._noted(announce_attempt(text, self.leased.lease.attempt + 1, after_s, now_ms))
+            status = self._noted(announce_attempt(text, self.leased.lease.attempt + 1, after_s, now_ms))
         elif self._parked is not None:
             updates = (*updates, self._noted(self._parked))
         try:
             try:
-                await self._advance(updates, self._result, self._ending, wait=wait, told=told)
+                await self._advance(updates, self._result, self._ending, wait=wait, status=status)
             except Unavailable as refusal:
-                await self._advance_again(refusal, updates, self._result, self._ending, wait=wait, told=told)
+                await self._advance_again(refusal, updates, self._result, self._ending, wait=wait, status=status)
         except (Invalid, OverLimit) as refusal:
             await self._finish_refused(refusal)
 

@@ -332,7 +332,7 @@ class Spending:
         return {name: amount - others.get(name, 0) for name, amount in self.usage.items()}
 
     @property
-    def told(self) -> dict[str, Any] | None:
+    def usage_metadata(self) -> dict[str, Any] | None:
         """The usage as metadata for a result that somebody else writes; None if nothing was used."""
         used = self.usage
         if not used:

@@ -185,7 +185,7 @@ class JobBuffer:
     def now_ms(self) -> int:
         return self._ledger.now_ms()
 
-    async def write(self, *steps: StepUpdate, wait: Wait | None = None, told: StatusUpdate | None = None) -> Advanced:
+    async def write(self, *steps: StepUpdate, wait: Wait | None = None, status: StatusUpdate | None = None) -> Advanced:
         """Writes the earlier output and these steps in one record. Returns when it is durable."""
         if self._mute:
             raise TurnStopped
@@ -198,9 +198,9 @@ class JobBuffer:
         self._make_room()
         try:
             try:
-                return await self._advance(updates, wait=wait, told=told)
+                return await self._advance(updates, wait=wait, status=status)
             except Unavailable as refusal:
-                return await self._advance_again(refusal, updates, wait=wait, told=told)
+                return await self._advance_again(refusal, updates, wait=wait, status=status)
         except Refusal as refusal:
             self._refused(refusal)
             raise TurnStopped from None
@@ -212,7 +212,7 @@ class JobBuffer:
         ending: Ending | None = None,
         *,
         wait: Wait | None = None,
-        told: StatusUpdate | None = None,
+        status: StatusUpdate | None = None,
     ) -> Awaitable[Advanced]:
         if result is not None and self.notes:
             result = msgspec.structs.replace(result, metadata=self.notes)
@@ -224,7 +224,7 @@ class JobBuffer:
             result=result,
             ending=ending,
             wait=wait,
-            told=told,
+            status=status,
         )
         if self._large and self._services.files is not None:
             return self._advance_files(self._services.files, advance)
@@ -238,7 +238,7 @@ class JobBuffer:
         ending: Ending | None = None,
         *,
         wait: Wait | None = None,
-        told: StatusUpdate | None = None,
+        status: StatusUpdate | None = None,
     ) -> Advanced:
         """Writes again later: the ledger accepts nothing just now, but the work is done and the lease is held.
 
@@ -251,7 +251,7 @@ class JobBuffer:
             if self.over:
                 break
             try:
-                return await self._advance(updates, result, ending, wait=wait, told=told)
+                return await self._advance(updates, result, ending, wait=wait, status=status)
             except Unavailable as again:
                 refusal = again
         raise refusal

@@ -156,7 +156,7 @@ class TurnSteps:
         for_ms, digest = _timeout_ms(timeout_s), question.digest
         step = await self._ask(question.kind, "ask")
         found = step.found
-        if found is not None and _asked_before(found) not in (None, digest):
+        if found is not None and _question_digest(found) not in (None, digest):
             await self._changed(found, "the function asks something else")
         if found is None or found.waits:
             begun = found.wait if found is not None else None  # in an earlier lease
@@ -311,7 +311,7 @@ class TurnSteps:
             self._ledger_has[come.step] = StepUpdate(come.name, come.step, turn, come.kind, advanced.signal.value)
 
 
-def _asked_before(step: StepUpdate) -> str | None:
+def _question_digest(step: StepUpdate) -> str | None:
     """The digest of the question that the step asked. None: there was no answer."""
     if step.wait is not None:
         return step.wait.question

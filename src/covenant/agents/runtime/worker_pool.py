@@ -252,7 +252,7 @@ class WorkerPool:
 
     def _usage_metadata(self, task_id: TaskId) -> dict[str, Any] | None:
         job = self._by_task.get(task_id)
-        return job.spending.told if job is not None else None
+        return job.spending.usage_metadata if job is not None else None
 
     async def idle(self) -> None:
         await self._idle.wait()

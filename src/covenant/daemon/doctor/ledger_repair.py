@@ -310,7 +310,7 @@ def _keep_events(state: LedgerState, line: _Line, record: Record, changed: dict[
             state.apply((event,), record.ts_ms, record.seq)
         except CANNOT_FOLLOW as error:
             reason = reason or f"it makes no sense without what is lost: {error}"
-            descriptions.append(_said(event))
+            descriptions.append(_description(event))
         else:
             kept.append(raw)
     if not reason:
@@ -320,7 +320,7 @@ def _keep_events(state: LedgerState, line: _Line, record: Record, changed: dict[
     return Loss(record.seq, line.where, reason, tuple(descriptions))
 
 
-def _said(event: Any) -> str:
+def _description(event: Any) -> str:
     name = str(event.__struct_config__.tag).replace("_", " ")
     return f"{name} {event.task_id}" if isinstance(event, TaskEvent) else name
 

@@ -214,7 +214,7 @@ class GrpcCalls:
     async def _call(self, row: _Row, _requests: Any, context: Any) -> bytes | None:
         started_s = perf_counter()
         try:
-            call = await self._asked(row, context)
+            call = await self._read_call(row, context)
             caller = call.ask.caller
             active = self._admission.activated(call) if call.ask.extensions else ""
             initial = (("a2a-extensions", active),) if active else ()
@@ -259,7 +259,7 @@ class GrpcCalls:
                     if writer.sent is not None:
                         context.set_trailing_metadata(((CURSOR, str(writer.sent)),))
 
-    async def _asked(self, row: _Row, context: Any) -> A2ACall:
+    async def _read_call(self, row: _Row, context: Any) -> A2ACall:
         """Authenticates the caller before its message is read, so that no message of a refused caller is buffered."""
         scope = self._scope(context)
         headers = headers_of(scope)

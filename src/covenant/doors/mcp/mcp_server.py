@@ -146,12 +146,12 @@ def _bridge_server(daemon: Callable[[], Client], version: str) -> Server[Any]:
     async def call_tool(context: Any, request: types.CallToolRequestParams) -> types.CallToolResult:
         tell = progress_of(context)
 
-        async def told(progress: float, total: float | None, message: str | None) -> None:  # noqa: ARG001  (as called)
+        async def report(progress: float, total: float | None, message: str | None) -> None:  # noqa: ARG001  (as called)
             await tell(message or "")
 
         try:
             async with daemon() as client:
-                return await client.call_tool(request.name, request.arguments, progress_callback=told)
+                return await client.call_tool(request.name, request.arguments, progress_callback=report)
         except Exception as error:  # noqa: BLE001  (the client is told of any failure on the way to the daemon)
             problem = f"unavailable: the daemon did not answer ({_cause(error)}); tasks go on, see get_task"
             return types.CallToolResult(content=[types.TextContent(type="text", text=problem)], is_error=True)

@@ -235,7 +235,7 @@ async def enroll_identity(
 
 async def list_identities(services: Services, caller: Principal, request: ListIdentitiesRequest) -> IdentityList:
     limit = page_limit(request.limit, IDENTITIES_LIMIT, most=IDENTITIES_LIMIT_MAX)
-    found = [identity for identity in await services.registry.identities(caller) if _asked_for(identity, request)]
+    found = [identity for identity in await services.registry.identities(caller) if _matches(identity, request)]
     # Reversed, not sorted in reverse, so that identities of one millisecond are listed newest first, too.
     found = sorted(found, key=lambda identity: identity.registered_at_ms)[::-1]
     return IdentityList(
@@ -245,7 +245,7 @@ async def list_identities(services: Services, caller: Principal, request: ListId
     )
 
 
-def _asked_for(identity: Identity, request: ListIdentitiesRequest) -> bool:
+def _matches(identity: Identity, request: ListIdentitiesRequest) -> bool:
     if request.status is not None and (request.status == "revoked") != (identity.revoked_at_ms is not None):
         return False
     names = (identity.agent.display, identity.agent.pubkey, identity.token_prefix)

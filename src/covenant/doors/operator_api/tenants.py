@@ -239,19 +239,19 @@ async def remove_tenant(services: Services, caller: Principal, request: RemoveTe
     if request.dry_run is not False:
         holdings = await removals.holdings(caller, request.name)
         dry = RemovalReport(done=False, stage="dry_run", removal=TenantRemoval(begun_at_ms=0, reason=""))
-        return msgspec.structs.replace(_told(request.name, dry), holdings=holdings)
+        return msgspec.structs.replace(_removal_answer(request.name, dry), holdings=holdings)
     if not 0 <= request.wait_ms <= WAIT_MS_MAX:
         raise Invalid("invalid_wait", f"wait_ms must be between 0 and {WAIT_MS_MAX}")
     await removals.begin(caller, request.name, request.reason, cancel_live=request.cancel_live)
-    return _told(request.name, await removals.report(caller, request.name, request.wait_ms / 1000))
+    return _removal_answer(request.name, await removals.report(caller, request.name, request.wait_ms / 1000))
 
 
 async def tenant_removal(services: Services, caller: Principal, request: RemovalRequest) -> TenantRemovalAnswer:
     report = await _removals(services).report(caller, request.name, min(request.wait_ms, WAIT_MS_MAX) / 1000)
-    return _told(request.name, report)
+    return _removal_answer(request.name, report)
 
 
-def _told(name: str, report: RemovalReport) -> TenantRemovalAnswer:
+def _removal_answer(name: str, report: RemovalReport) -> TenantRemovalAnswer:
     left = sum(place.left for place in report.places)
     of_report = {each: getattr(report, each) for each in ("done", "stage", "places", "problem")}
     return fill(TenantRemovalAnswer, report.removal, name=name, left=left, **of_report)

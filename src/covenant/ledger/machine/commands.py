@@ -244,7 +244,7 @@ class Advance(HolderCommand[Advanced], frozen=True, gc=False, kw_only=True):
     """None: follows from the result's status."""
     wait: Wait | None = None
     """Instead of a result: the lease ends, and the task is parked until the wait is over."""
-    told: StatusUpdate | None = None
+    status: StatusUpdate | None = None
     """The update that watchers see for a wait that is not a step's."""
 
 

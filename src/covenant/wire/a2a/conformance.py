@@ -194,7 +194,7 @@ class CheckedReply(NamedTuple):
     """A decoded answer: the name of its object and its members. `name` is empty if the object is unknown."""
 
     name: str
-    said: dict[str, Any]
+    body: dict[str, Any]
     findings: tuple[BrokenRule, ...]
 
 
@@ -289,12 +289,12 @@ class StreamCheck:
         if reply.name == "Message":
             self._over = "the message that answers"
             return
-        task_id = reply.said.get("id" if reply.name == "Task" else "taskId")
+        task_id = reply.body.get("id" if reply.name == "Task" else "taskId")
         if self._task_id is None:
             self._task_id = task_id
         elif task_id != self._task_id:
             yield BrokenRule("stream.task", f"the event is about task {str(task_id)[:60]!r}")
-        status = reply.said.get("status")
+        status = reply.body.get("status")
         if isinstance(status, dict):
             name = status.get("state")
             state = self._form.dialect.client.states.get(name) if isinstance(name, str) else None

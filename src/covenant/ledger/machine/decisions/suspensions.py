@@ -48,11 +48,11 @@ def suspend(decide: DecisionContext, entry: Entry, command: Advance, wait: Wait,
             decide.add(SignalTaken(task_id, signal.id))
             decide.add(TaskUpdated(task_id, lease_id, generation + 1, _come(entry, each, signal.value)))
             return Advanced(generation + 1, signal=signal)
-    if wait.asks is not None and (command.told is None or not wait.step):
+    if wait.asks is not None and (command.status is None or not wait.step):
         raise decide.refuse(Invalid("invalid_wait", "a wait for an answer needs a step and a question"))
     asks = not wait.step or wait.asks is not None
     own = msgspec.structs.replace(wait, others=()) if wait.others else wait
-    update = command.told if asks else StepUpdate(wait.name, wait.step, entry.turn, wait.kind, wait=own)
+    update = command.status if asks else StepUpdate(wait.name, wait.step, entry.turn, wait.kind, wait=own)
     if update is None:
         decide.add(TaskSuspended(task_id, wait, lease_id))
         return Advanced(generation)
