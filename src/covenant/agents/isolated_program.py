@@ -222,7 +222,7 @@ class _Turn:
         self.ended = False
         self._output = output
         self._before_end = before_end
-        self._said: list[str] = []
+        self._chunks: list[str] = []
         self._whole = ""
 
     @property
@@ -231,15 +231,15 @@ class _Turn:
 
     @property
     def text(self) -> str:
-        return "".join(self._said)
+        return "".join(self._chunks)
 
     def say(self, chunk: str) -> None:
         if chunk:
-            self._said.append(chunk)
+            self._chunks.append(chunk)
             self._output.write(type="assistant", text=chunk)
 
     def say_at_once(self, text: str) -> None:
-        if self._said:
+        if self._chunks:
             self.say(text)
         else:
             self._whole = text

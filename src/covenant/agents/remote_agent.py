@@ -135,13 +135,13 @@ class _Note:
 
     def __init__(self, job: Job, known: Mapping[str, Any]) -> None:
         self._job = job
-        self._said = False
+        self._announced = False
         self.task_id: str | None = known.get("task_id")
         self.context_id: str | None = known.get("context_id")
 
     def take(self, task_id: str | None, context_id: str | None) -> None:
-        if task_id is not None and not self._said:
-            self._said = True
+        if task_id is not None and not self._announced:
+            self._announced = True
             self.task_id, self.context_id = task_id, context_id
             noted = {"task_id": task_id, "context_id": context_id, "turn": self._job.leased.turn}
             self._job.say(StatusUpdate(metadata={REMOTE: noted}))

@@ -95,8 +95,8 @@ class SdkEventQueue(EventQueue):
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._asked: StatusUpdate | None = None
-        self._said = False
+        self._interruption: StatusUpdate | None = None
+        self._has_output = False
 
     async def enqueue_event(self, event: Any) -> None:
         job = self._job
@@ -106,13 +106,13 @@ class SdkEventQueue(EventQueue):
             case pb.TaskArtifactUpdateEvent():
                 self._go_on()
                 job.say(_artifact(event.artifact, append=event.append, last_chunk=event.last_chunk))
-                self._said = True
+                self._has_output = True
             case pb.TaskStatusUpdateEvent():
                 self._status(event.status, event.metadata)
             case pb.Task():
                 self._task(event)
             case pb.Message():
-                job.complete(*_contents(event.parts), reply=not self._said and job.leased.turn == 1)
+                job.complete(*_contents(event.parts), reply=not self._has_output and job.leased.turn == 1)
             case _:
                 job.fail(f"the agent enqueued {type(event).__name__}, which is no event of a task")
         if job.full:
@@ -122,8 +122,8 @@ class SdkEventQueue(EventQueue):
         """Does nothing: the job ends when the executor returns."""
 
     def returned(self) -> None:
-        if self._asked is not None:
-            self._job.park(self._asked)
+        if self._interruption is not None:
+            self._job.park(self._interruption)
 
     def _task(self, task: pb.Task) -> None:
         if task.id != self._job.task.id:
@@ -131,7 +131,7 @@ class SdkEventQueue(EventQueue):
             return
         for artifact in task.artifacts:
             self._job.say(_artifact(artifact))
-            self._said = True
+            self._has_output = True
         if task.status.state != pb.TASK_STATE_SUBMITTED:
             self._status(task.status, task.metadata)
 
@@ -152,22 +152,24 @@ class SdkEventQueue(EventQueue):
             case pb.TASK_STATE_INPUT_REQUIRED | pb.TASK_STATE_AUTH_REQUIRED as state:
                 self._go_on()
                 message_id = status.message.message_id or None
-                self._asked = StatusUpdate(words, _INTERRUPTIONS[state].value, parts=contents, message_id=message_id)
+                self._interruption = StatusUpdate(
+                    words, _INTERRUPTIONS[state].value, parts=contents, message_id=message_id
+                )
                 if state == pb.TASK_STATE_AUTH_REQUIRED:
                     # The executor may wait for the answer inside `execute`, so its sender must see the question now.
                     job.say(StatusUpdate(words, parts=contents))
             case pb.TASK_STATE_WORKING:
                 self._go_on()
                 job.say(StatusUpdate(words, parts=contents, message_id=status.message.message_id or None))
-                self._said = True
+                self._has_output = True
             case _:
                 pass
 
     def _go_on(self) -> None:
         """Reports an earlier question as progress: the executor asked, and then went on."""
-        if self._asked is not None and self._asked.state == Interruption.INPUT_REQUIRED.value:
-            self._job.say(StatusUpdate(self._asked.text, parts=self._asked.parts))
-        self._asked = None
+        if self._interruption is not None and self._interruption.state == Interruption.INPUT_REQUIRED.value:
+            self._job.say(StatusUpdate(self._interruption.text, parts=self._interruption.parts))
+        self._interruption = None
 
 
 class SdkUser(User):

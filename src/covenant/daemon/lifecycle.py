@@ -95,13 +95,13 @@ def _start_timer(after_s: float, call: Any) -> threading.Timer:
 
 
 class StopSignals:
-    """`asked` is set by the first signal, `hurried` by the second.
+    """`stop_requested` is set by the first signal, `hurried` by the second.
 
     If an agent blocks the loop, a thread ends the process `HELD_END_S` after the grace time, as a crash would.
     """
 
     def __init__(self, grace_s: float, log: Log) -> None:
-        self.asked = asyncio.Event()
+        self.stop_requested = asyncio.Event()
         self.hurried = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._end_s = grace_s + HELD_END_S
@@ -117,7 +117,7 @@ class StopSignals:
             self._loop.call_soon_threadsafe(self._ask)
 
     def _ask(self) -> None:
-        (self.hurried if self.asked.is_set() else self.asked).set()
+        (self.hurried if self.stop_requested.is_set() else self.stop_requested).set()
 
     def close(self) -> None:
         """Everything is written and closed: `run_to_end` ends the process."""
@@ -223,7 +223,7 @@ async def _live(
                 _settle_memory()
                 announce(listening)
                 notify_service_manager("READY=1", log)
-                await _wait_for_stop(daemon, stops.asked)
+                await _wait_for_stop(daemon, stops.stop_requested)
                 notify_service_manager("STOPPING=1", log)
                 log.info("daemon.stopping", grace_s=settings.daemon.grace_ms / 1000)
     log.info("daemon.stopped")
@@ -246,7 +246,7 @@ async def drain(daemon: Daemon) -> None:
     are handed back while the doors are open, so that the operator gets the final report.
     """
     intake, workers, log = daemon.base.access.intake, daemon.agents.workers, daemon.base.telemetry.log
-    await intake.asked.wait()
+    await intake.drain_requested.wait()
     log.info("daemon.draining", running=intake.running(), timeout_s=intake.left_ms / 1000)
     finished = asyncio.ensure_future(workers.drain())
     try:
@@ -259,7 +259,7 @@ async def drain(daemon: Daemon) -> None:
     log.info("daemon.drained", handed_back=workers.handed_back)
     intake.end(workers.handed_back)
     with suppress(TimeoutError):
-        await asyncio.wait_for(intake.heard.wait(), DRAIN_REPORT_S)
+        await asyncio.wait_for(intake.outcome_read.wait(), DRAIN_REPORT_S)
 
 
 def notify_service_manager(state: str, log: Log) -> None:

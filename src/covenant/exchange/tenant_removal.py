@@ -102,7 +102,7 @@ class TenantRemovals:
         self._stored = stored
         self._files = files
         self._operator = operator
-        self._asked = asyncio.Event()
+        self._requested = asyncio.Event()
         self._moved = asyncio.Condition()
         self._reports: dict[str, RemovalReport] = {}
         ledger.on_registers(self._changed)
@@ -110,7 +110,7 @@ class TenantRemovals:
     def _changed(self, change: RegisterChange) -> None:
         tenant = self._ledger.tenant(change.name) if change.register is Register.TENANTS else None
         if tenant is not None and tenant.removal is not None:
-            self._asked.set()
+            self._requested.set()
 
     async def holdings(self, principal: Principal, name: str) -> TenantHoldings:
         await require_operator(self._ledger, principal, "removing a tenant")
@@ -154,7 +154,7 @@ class TenantRemovals:
             BeginTenantRemoval(by=principal.agent, name=name, reason=reason, cancel_live=cancel_live)
         )
         self._reports.pop(name, None)
-        self._asked.set()
+        self._requested.set()
 
     async def report(self, principal: Principal, name: str, timeout_s: float) -> RemovalReport:
         """The progress of a removal when it has ended or cannot go on, or after the timeout."""
@@ -184,13 +184,13 @@ class TenantRemovals:
 
     async def run(self) -> None:
         while True:
-            self._asked.clear()
+            self._requested.clear()
             for tenant in await self._ledger.tenants():
                 if tenant.removal is not None:
                     await self._try(tenant)
             try:
                 async with asyncio.timeout(RETRY_S):
-                    await self._asked.wait()
+                    await self._requested.wait()
             except TimeoutError:
                 continue
 

@@ -396,7 +396,7 @@ class BoundedModel(WrapperModel):
         super().__init__(model)
         self._answer_s = answer_s
         self._job = job
-        self._asked = model
+        self._current = model
         self._left = list(fallbacks)
         self._changed = changed
         self.stop_reason: str | None = None
@@ -407,7 +407,7 @@ class BoundedModel(WrapperModel):
     @property
     def model_name(self) -> str:
         """The name of the model that is asked now."""
-        return self._asked.model_name
+        return self._current.model_name
 
     @property
     def late(self) -> bool:
@@ -433,7 +433,7 @@ class BoundedModel(WrapperModel):
             try:
                 with self._watch(model_settings) as answer, self._named():
                     async with asyncio.timeout(self._answer_s) as self._limit:
-                        response = await self._asked.request(prepared, model_settings, model_request_parameters)
+                        response = await self._current.request(prepared, model_settings, model_request_parameters)
                     _learn(answer, response)
             except ModelAPIError as error:
                 if not self._fall_back(error):
@@ -457,7 +457,7 @@ class BoundedModel(WrapperModel):
                 with self._watch(model_settings) as answer, self._named():
                     async with (
                         asyncio.timeout(self._answer_s) as self._limit,
-                        self._asked.request_stream(
+                        self._current.request_stream(
                             prepared, model_settings, model_request_parameters, run_context
                         ) as stream,
                     ):
@@ -474,22 +474,22 @@ class BoundedModel(WrapperModel):
                     raise
 
     def _watch(self, settings: ModelSettings | None) -> AbstractContextManager[ModelAnswer]:
-        model, most = self._asked, (settings or {}).get("max_tokens")
+        model, most = self._current, (settings or {}).get("max_tokens")
         self._limit = None
         calls = self._job.model_calls
         return calls.watch(self._job, model.system, model.model_name, call_failure_code, most, late=lambda: self.late)
 
     def _prepared(self, messages: list[ModelMessage], parameters: ModelRequestParameters) -> list[ModelMessage]:
         """The messages for the model asked now. The run has prepared them for the model that it began with."""
-        return messages if self._asked is self.wrapped else self._asked.prepare_messages(messages, parameters)
+        return messages if self._current is self.wrapped else self._current.prepare_messages(messages, parameters)
 
     def _fall_back(self, error: ModelAPIError) -> bool:
         why = why_unable(error) if self._left else None
         if why is None:
             return False
-        unable, self._asked = self._asked, self._left.pop(0)
+        unable, self._current = self._current, self._left.pop(0)
         if self._changed is not None:
-            self._changed(unable.model_name, why, self._asked.model_name)
+            self._changed(unable.model_name, why, self._current.model_name)
         return True
 
     @contextmanager

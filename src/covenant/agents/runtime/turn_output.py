@@ -381,35 +381,35 @@ class TurnOutput:
         self._text_id = TEXT_ARTIFACT % (job.task.id, earlier)
         self._earlier = earlier
         self._prefix = f"{earlier}." if earlier else ""
-        self._said: list[str] = []
+        self._chunks: list[str] = []
 
     def begin_round(self, no: int) -> None:
         """Begins a round after a question: a model does not repeat its output from before it."""
         if no > 1 and self._prefix != f"{self._earlier}.{no - 1}.":
             self._prefix = f"{self._earlier}.{no - 1}."
             self._text_id = f"{self._task_id}-text-{self._earlier}.{no - 1}"
-            self._said = []
+            self._chunks = []
             self._files = self._data = self._tools = self._subs = 0
 
     def say(self, chunk: str) -> None:
         if not chunk:
             return
         size = (len(chunk) if chunk.isascii() else len(chunk.encode())) + OVERHEAD
-        if self._said:
+        if self._chunks:
             update = ArtifactUpdate(self._text_id, (Text(chunk),), None, None, True)
         else:
             update = ArtifactUpdate(self._text_id, (Text(chunk),), RESPONSE)
             self._job.unfinished = self.close
-        self._said.append(chunk)
+        self._chunks.append(chunk)
         self._job.say(update, size)
 
     def say_at_once(self, text: str) -> None:
         """Writes the whole text: nothing was streamed, so one chunk is the first and the last."""
-        if self._said:
+        if self._chunks:
             self.say(text)
         elif text:
             size = (len(text) if text.isascii() else len(text.encode())) + OVERHEAD
-            self._said.append(text)
+            self._chunks.append(text)
             self._job.say(ArtifactUpdate(self._text_id, (Text(text),), RESPONSE, last_chunk=True), size, last=True)
             self._text_id = ""
 
@@ -446,22 +446,22 @@ class TurnOutput:
 
     @property
     def text(self) -> str:
-        return "".join(self._said)
+        return "".join(self._chunks)
 
     @property
     def chunks(self) -> tuple[Text, ...]:
         """The text in its original chunks."""
-        return tuple(Text(chunk) for chunk in self._said)
+        return tuple(Text(chunk) for chunk in self._chunks)
 
     def close(self) -> tuple[Content, ...]:
         """Closes the text artifact; returns the content of the final message."""
-        if not self._said:
+        if not self._chunks:
             return ()
         if self._text_id:
             self._job.say(ArtifactUpdate(self._text_id, _NO_TEXT, None, None, True, True), OVERHEAD)
             self._text_id = ""
             self._job.unfinished = None
-        return (Text("".join(self._said)),)
+        return (Text("".join(self._chunks)),)
 
 
 def _name(content: Content) -> str | None:

@@ -49,7 +49,7 @@ class TurnSteps:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._asked = 0
+        self._steps_begun = 0
         self._names: set[str] = set()
         self._loading: asyncio.Future[None] | None = None
         self._ledger_has: dict[int, StepUpdate] = {}
@@ -104,7 +104,7 @@ class TurnSteps:
     async def fail(self, step: AskedStep, failure: StepFailure) -> None:
         """Writes the step's failure. Returns when it is durable."""
         attempt = self._job.leased.lease.attempt
-        failure = msgspec.structs.replace(failure, attempt=attempt, asked=self._asked)
+        failure = msgspec.structs.replace(failure, attempt=attempt, asked=self._steps_begun)
         try:
             await self._write(msgspec.structs.replace(self._update(step, "step", None), failure=failure))
         finally:
@@ -187,14 +187,14 @@ class TurnSteps:
         """Checks, when the function has completed, that it has asked for every step in the ledger."""
         await self._load()
         await self._job.check_going_on()
-        left = [step for no, step in sorted(self._ledger_has.items()) if no > self._asked]
+        left = [step for no, step in sorted(self._ledger_has.items()) if no > self._steps_begun]
         if left:
             await self._changed(left[0], "the function has ended")
 
     async def _ask(self, name: str, kind: StepKind) -> AskedStep:
-        self._asked += 1
+        self._steps_begun += 1
         self._moved += 1
-        no = self._asked
+        no = self._steps_begun
         canceled = await self._load()
         found = self._ledger_has.get(no)
         if found is not None and (found.name, found.kind) != (name, kind):

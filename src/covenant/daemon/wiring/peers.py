@@ -112,7 +112,7 @@ async def open_peer_services(base: Base, jobs: RunningJobs) -> AsyncIterator[Pee
             begin_life=partial(_begin_life, base) if base.storage.shared_keys is None else None,
             shared=_shared_instance(base),
         )
-        services = PeerServices(context, base.access.catalogue, jobs.used, base.access.intake.asked.is_set)
+        services = PeerServices(context, base.access.catalogue, jobs.used, base.access.intake.drain_requested.is_set)
         await services.inbox.relay.open()
         stack.push_async_callback(services.directory.stop)
         stack.push_async_callback(services.stop)

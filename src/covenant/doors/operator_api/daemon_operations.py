@@ -119,7 +119,7 @@ async def begin_drain(services: Services, caller: Principal, request: BeginDrain
     await require_operator(services.ledger, caller, "draining")
     timeout_ms = request.timeout_ms
     if timeout_ms is None:
-        if services.intake.asked.is_set():
+        if services.intake.drain_requested.is_set():
             return await _progress(services)
         timeout_ms = TIMEOUT_MS
     if not 0 <= timeout_ms <= TIMEOUT_MS_MAX:
@@ -134,7 +134,7 @@ async def drain_status(services: Services, caller: Principal, request: DrainStat
     wait_ms = request.wait_ms or 0
     if wait_ms > WAIT_MS_MAX:
         raise Invalid("invalid_wait", f"wait_ms must be at most {WAIT_MS_MAX}")
-    if wait_ms and services.intake.asked.is_set():
+    if wait_ms and services.intake.drain_requested.is_set():
         with suppress(TimeoutError):
             await asyncio.wait_for(services.intake.stops.wait(), wait_ms / 1000)
     return await _progress(services)
@@ -145,7 +145,7 @@ async def _progress(services: Services) -> DrainProgress:
     status = services.intake.status()
     counts = await services.ledger.counts()
     if status.drained:
-        services.intake.heard.set()
+        services.intake.outcome_read.set()
     return DrainProgress(
         draining=status.draining,
         drained=status.drained,

@@ -70,10 +70,10 @@ class Intake:
     def __init__(self, running: Callable[[], int] = lambda: 0, monotonic_ms: Callable[[], int] = lambda: 0) -> None:
         self.closed: Unavailable | None = None
         """The refusal for new work; None while work is admitted."""
-        self.asked = asyncio.Event()
+        self.drain_requested = asyncio.Event()
         self.stops = asyncio.Event()
         """The drain is over, or the daemon stops for another reason: nobody waits for the drain any more."""
-        self.heard = asyncio.Event()
+        self.outcome_read = asyncio.Event()
         """Set once a caller has got the outcome of the drain."""
         self.running = running
         self._handed_back: int | None = None
@@ -88,11 +88,11 @@ class Intake:
             "the daemon is draining and takes nothing new; send to another, or when it has started again",
             retry_after_ms=RETRY_MS,
         )
-        self.asked.set()
+        self.drain_requested.set()
 
     @property
     def left_ms(self) -> int:
-        return max(0, self._until_ms - self._monotonic_ms()) if self.asked.is_set() else 0
+        return max(0, self._until_ms - self._monotonic_ms()) if self.drain_requested.is_set() else 0
 
     def end(self, handed_back: int) -> None:
         """Ends the drain. `handed_back` turns ran too long, and were handed back."""
@@ -101,7 +101,7 @@ class Intake:
 
     def status(self) -> DrainStatus:
         return DrainStatus(
-            draining=self.asked.is_set(),
+            draining=self.drain_requested.is_set(),
             running=self.running(),
             left_ms=self.left_ms,
             drained=self._handed_back is not None,
