@@ -113,9 +113,7 @@ async def test_a_vacuum_is_followed_by_a_pause_that_is_longer_than_itself(
     assert await _rested(tables) == 2
 
 
-async def test_compacting_vacuums_at_once(
-    engine: PostgresEngine, ledger: PostgresLedger
-) -> None:
+async def test_compacting_vacuums_at_once(engine: PostgresEngine, ledger: PostgresLedger) -> None:
     connection = await asyncpg.connect(engine.url)
     try:
         before = await _sizes(connection)
