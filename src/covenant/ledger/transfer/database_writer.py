@@ -21,7 +21,7 @@ from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.states import DRAINED, LEASED, QUEUED, SETTLED
 from covenant.ledger.postgres.batch_rows import LIVE, TASKS, live_row, task_row
 from covenant.ledger.postgres.cache_rows import key_text
-from covenant.ledger.postgres.counters import ALL, KEPT, Counters, contributions
+from covenant.ledger.postgres.counters import ALL, KEPT, Counters, contribution
 from covenant.ledger.postgres.push_rows import idle_at_ms
 from covenant.ledger.postgres.queue_head import PLACE_BITS, queue_place
 from covenant.ledger.postgres.registers import AGENT, GRANT, IDENTITY, PEER, REVOKED, TENANT, agent_name
@@ -133,7 +133,7 @@ class DatabaseWriter:
         self._rows["ids"].append((task_id, no))
         for n, event in enumerate(record.events, 1):
             self._rows["events"].append((no, n, event.generation, event.ts_ms, event.kind, event.text))
-        self._counts.add(contributions(entry, listed=True))
+        self._counts.change(None, contribution(entry, listed=True))
         if entry.state is DRAINED:
             slot.settled_place = no
             self._rows["tasks"].append(task_row(entry, slot))
