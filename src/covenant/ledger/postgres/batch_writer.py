@@ -47,6 +47,7 @@ from covenant.ledger.postgres.database_errors import (
     busy,
     fenced,
     has_wrong_type,
+    lost_if_dropped,
     refused,
     unavailable,
 )
@@ -207,7 +208,8 @@ class BatchWriter:
     async def _process(self, batch: list[Item], opened: OpenBatch | None = None) -> None:
         for tried in range(TRIES_MAX):
             try:
-                await self._try(batch, opened, careful=tried > 0)
+                with lost_if_dropped():
+                    await self._try(batch, opened, careful=tried > 0)
             except (Conflict, *CONFLICTS) as conflict:
                 self.conflicts += 1
                 log.debug("ledger.conflict", extra={"reason": str(conflict), "commands": len(batch)})
@@ -266,7 +268,8 @@ class BatchWriter:
 
     async def _rehearse(self) -> None:
         try:
-            await rehearse_batch(await self._connection.get())
+            with lost_if_dropped():
+                await rehearse_batch(await self._connection.get())
         except UNAVAILABLE as error:
             self._connection.drop()
             self._fail([], unavailable(error))
@@ -383,7 +386,8 @@ class BatchWriter:
         try:
             inputs.remember(work)
             inputs.ahead.changes = work.counts
-            written = await write_batch(connection, values, single=len(work.moved) == 1)
+            with lost_if_dropped():
+                written = await write_batch(connection, values, single=len(work.moved) == 1)
             if not written.writer:
                 raise Conflict("the writer's row is not where this node left it")  # the careful try finds out why
             self.seq = committed.seq

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Final
 
 import asyncpg
+from asyncpg.protocol import Protocol
 
 from covenant.model.errors import OUTCOME_UNKNOWN, Unavailable
 
@@ -57,9 +58,6 @@ REFUSED: Final = (
 
 Conflicts are checked first.
 """
-
-_PROTOCOL_CALLS: Final = frozenset({"bind_execute", "prepare", "query"})
-"""Calls of asyncpg to the protocol of a connection. A connection that was terminated has none: None is called."""
 
 _CAUSES: Final = (
     (
@@ -152,10 +150,25 @@ def unavailable(error: BaseException) -> Unavailable:
 
 
 @contextmanager
+def lost_if_dropped() -> Iterator[None]:
+    """Raises asyncpg's error at a connection that was dropped as an error of a lost connection.
+
+    `terminate` takes the protocol from a connection: a caller that goes on with the connection finds None there.
+    """
+    try:
+        yield
+    except AttributeError as error:
+        if error.obj is None and hasattr(Protocol, error.name or ""):
+            raise ConnectionError("the connection was dropped") from error
+        raise
+
+
+@contextmanager
 def translated() -> Iterator[None]:
     """Raises errors of the database as refusals."""
     try:
-        yield
+        with lost_if_dropped():
+            yield
     except UNAVAILABLE as error:
         raise unavailable(error) from error
     except asyncpg.InvalidCachedStatementError as error:
@@ -165,10 +178,6 @@ def translated() -> Iterator[None]:
         raise busy() from error
     except asyncpg.PostgresError as error:
         raise refused(error) from error
-    except AttributeError as error:
-        if error.obj is not None or error.name not in _PROTOCOL_CALLS:
-            raise
-        raise unavailable(ConnectionError("the connection was dropped")) from error
 
 
 def busy() -> Unavailable:

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import asyncpg
 
 from covenant.ledger.postgres.connections import Connections, ask_rows
-from covenant.ledger.postgres.database_errors import UNAVAILABLE, altered
+from covenant.ledger.postgres.database_errors import UNAVAILABLE, altered, lost_if_dropped
 from covenant.ledger.postgres.sql import text
 from covenant.model.errors import CovenantError
 
@@ -181,12 +181,13 @@ class AlteredTables:
 
     async def _look(self) -> list[str]:
         try:
-            connection = await self._connections.connect()
-            try:
-                level = await connection.fetchval("SELECT level::integer FROM ledger_level")
-                return (await find_altered(connection)).columns if level == LEVEL else []
-            finally:
-                await connection.close()
+            with lost_if_dropped():
+                connection = await self._connections.connect()
+                try:
+                    level = await connection.fetchval("SELECT level::integer FROM ledger_level")
+                    return (await find_altered(connection)).columns if level == LEVEL else []
+                finally:
+                    await connection.close()
         except (*UNAVAILABLE, asyncpg.PostgresError):
             return []  # the first error is reported
 

@@ -19,7 +19,7 @@ import asyncpg
 from covenant.ledger.contract.identities import Register, RegisterChange
 from covenant.ledger.postgres.connections import Connections, ask_rows, ask_value, run
 from covenant.ledger.postgres.counters import Count, Counters, counter_number
-from covenant.ledger.postgres.database_errors import UNAVAILABLE, describe_trouble, fenced, translated
+from covenant.ledger.postgres.database_errors import UNAVAILABLE, describe_trouble, fenced, lost_if_dropped, translated
 from covenant.ledger.postgres.migrations import LEVEL
 from covenant.ledger.postgres.news import CHANNEL, KEPT_S, Topics, decode_topics
 from covenant.ledger.postgres.node_runs import Joined, join
@@ -178,7 +178,7 @@ class Membership:
 
     async def close(self) -> None:
         await self._stop()
-        with suppress(TimeoutError, *UNAVAILABLE):
+        with suppress(TimeoutError, *UNAVAILABLE), lost_if_dropped():
             async with asyncio.timeout(self._lease_ms / 1_000):
                 connection = await self._connect()
                 await _execute(connection, "leave", node=self._node, boot=self._joined.boot)
@@ -220,19 +220,20 @@ class Membership:
         while True:
             begun_s = loop.time()
             try:
-                async with self._busy:
-                    if self._beat_due or loop.time() - beaten_s >= self._lease_ms / 3_000:
-                        self._beat_due = False
-                        async with asyncio.timeout(self._lease_ms / 1_000):
-                            await self._beat()
-                        beaten_s = loop.time()
-                    if self._begun_anew:
-                        await self._catch_up()
-                    await self._poll()
-                    await self._tell()
-                    if loop.time() - tidied_s >= TIDY_S:
-                        tidied_s = loop.time()
-                        await self._tidy()
+                with lost_if_dropped():
+                    async with self._busy:
+                        if self._beat_due or loop.time() - beaten_s >= self._lease_ms / 3_000:
+                            self._beat_due = False
+                            async with asyncio.timeout(self._lease_ms / 1_000):
+                                await self._beat()
+                            beaten_s = loop.time()
+                        if self._begun_anew:
+                            await self._catch_up()
+                        await self._poll()
+                        await self._tell()
+                        if loop.time() - tidied_s >= TIDY_S:
+                            tidied_s = loop.time()
+                            await self._tidy()
                 self.heard_s, self._fresh_s, self._looked, failures = loop.time(), begun_s, True, 0
                 self._note(None)
             except Exception as error:  # noqa: BLE001  (a supervisor: the next look may succeed)
@@ -460,7 +461,8 @@ class Membership:
         """Lends the connection to one caller at a time. A connection that failed is not used again."""
         async with self._busy:
             try:
-                yield await self._connect()
+                with lost_if_dropped():
+                    yield await self._connect()
             except UNAVAILABLE:
                 self._drop()
                 raise

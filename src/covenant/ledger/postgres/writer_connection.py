@@ -9,7 +9,7 @@ import asyncpg
 
 from covenant.ledger.postgres.batch_items import Committed, Fenced, Item
 from covenant.ledger.postgres.connections import WRITER_SETTINGS, Connections
-from covenant.ledger.postgres.database_errors import REFUSED, UNAVAILABLE, outcome_unknown
+from covenant.ledger.postgres.database_errors import REFUSED, UNAVAILABLE, lost_if_dropped, outcome_unknown
 from covenant.ledger.postgres.news import was_written
 from covenant.ledger.postgres.node_runs import Joined
 from covenant.model.errors import Unavailable
@@ -68,7 +68,8 @@ class WriterConnection:
         if doubtful is None:
             return None
         try:
-            happened = await was_written(await self.get(), joined.writer, joined.boot, doubtful.seq)
+            with lost_if_dropped():
+                happened = await was_written(await self.get(), joined.writer, joined.boot, doubtful.seq)
         except (*UNAVAILABLE, *REFUSED) as error:
             log.warning("ledger.commit_unknown", extra={"seq": doubtful.seq, "reason": str(error)})
             self.drop()
