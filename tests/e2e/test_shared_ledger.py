@@ -594,6 +594,10 @@ async def test_an_agent_that_one_daemon_serves_is_called_and_listed_at_the_other
                 return "is served by" in str(answer)
 
             await until(away)
+            token = ("--token-file", str(tmp_path / "b" / "operator.token"))
+            refused = await covenant("call", f"{b.url}/v1/a2a/agents/echo", "hello", *token)
+            assert (refused["exit"], refused["code"]) == (1, "unavailable")
+            assert "agent_away: the agent 'echo' is served by" in refused["message"]
             again = await stack.enter_async_context(open_daemon_under_test(tmp_path / "a", echo, ledger=shared(url)))
             assert again.daemon.base.storage.ledger.node == shown["nodes"][0]
             sent = await send(b, "echo", "third")

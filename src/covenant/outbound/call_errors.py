@@ -197,6 +197,12 @@ def retry_after(headers: Mapping[str, str], now_ms: int | None = None) -> float 
         return None
 
 
+def error_text(body: bytes) -> str:
+    """The remote's own code and message, as one line; empty if the body has neither."""
+    error = _error_in(body)
+    return ": ".join(filter(None, (one_line(error.get("code")), one_line(error.get("message")))))
+
+
 def _error_in(body: bytes) -> Mapping[str, Any]:
     try:
         read = msgspec.json.decode(body)
@@ -206,5 +212,5 @@ def _error_in(body: bytes) -> Mapping[str, Any]:
         return {}
     error = read.get("error")
     if isinstance(error, str):
-        return {"message": error}
+        return {"message": error, "code": read.get("code")}
     return error if isinstance(error, dict) else read

@@ -21,7 +21,7 @@ import msgspec
 
 from covenant.model.agent_card import GRPC, HTTP_JSON, JSONRPC, RemoteCard, RemoteInterface
 from covenant.model.errors import CovenantError
-from covenant.outbound.call_errors import NoCard, RefusalCode, RemoteRefused
+from covenant.outbound.call_errors import NoCard, RefusalCode, RemoteRefused, error_text
 from covenant.outbound.concurrency import SingleFlight
 from covenant.outbound.http_fetcher import Fetched, Fetcher
 from covenant.outbound.remote.remote_registry import Credentials
@@ -80,7 +80,9 @@ def _card(answer: Fetched) -> RemoteCard:
         words = "needs a credential" if status == 401 else "is not for this credential"
         raise RemoteRefused(code, f"the card at {answer.url} {words} (HTTP {status})", status=status)
     if not 200 <= status < 300:
-        raise RemoteRefused("unavailable", f"the card at {answer.url} was answered with HTTP {status}", status=status)
+        said = error_text(answer.body)
+        words = f"was refused: {said} (HTTP {status})" if said else f"was answered with HTTP {status}"
+        raise RemoteRefused("unavailable", f"the card at {answer.url} {words}", status=status, said=said)
     return read_card(answer.body, answer.url)
 
 
