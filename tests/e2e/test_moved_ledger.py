@@ -8,10 +8,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 
 from covenant.daemon.home import KEY_NAME, TOKEN_NAME, UnsafeHome
 from covenant.model.errors import HomeUnusable, Unavailable
+from tests.cli.daemons import covenant as run_command
 from tests.daemon_under_test import DaemonUnderTest, open_daemon_under_test
 from tests.e2e.test_shared_ledger import agents, call, covenant, message, shared
 from tests.ledger_contract.postgres_server import Databases
@@ -31,6 +33,29 @@ async def facts(daemon: DaemonUnderTest, tenant: str) -> dict[str, Any]:
     seen = await daemon.ask("GET", "/v1/agents", token=tenant)
     assert (await daemon.daemon.base.storage.ledger.audit_verify()).valid
     return {"tasks": by_id, "agents": seen.json()}
+
+
+async def test_a_ledger_is_moved_neither_into_nor_out_of_a_database_that_may_lose_commits(
+    tmp_path: Path, databases: Databases
+) -> None:
+    url, home = await databases.make(), tmp_path / "a"
+    await (database := await asyncpg.connect(url)).execute(
+        f"ALTER DATABASE {url.partition('?')[0].rpartition('/')[2]} SET synchronous_commit = off"
+    )
+    await database.close()
+    async with open_daemon_under_test(home):
+        pass
+    move = ("ledger", "move", "--home", str(home), "--ledger", url)
+    refused = await asyncio.to_thread(run_command, *move, "--json")
+    assert (refused.code, refused.json["code"]) == (1, "ledger_unusable")
+    assert "can lose acknowledged tasks" in refused.json["message"]
+    assert "ledger.durability" in refused.json["message"]
+    async with open_daemon_under_test(home):  # it was not marked
+        pass
+    assert (await covenant(*move))["exit"] == 0
+    assert "can lose acknowledged tasks" in (await asyncio.to_thread(run_command, *move, "--out", "--json")).err
+    assert (await covenant(*move, "--out"))["exit"] == 0
+    await databases.drop(url)
 
 
 async def test_a_daemon_goes_on_with_its_ledger_in_a_database_and_back_in_its_home(tmp_path: Path, url: str) -> None:

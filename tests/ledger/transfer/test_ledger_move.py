@@ -57,7 +57,8 @@ async def history(tmp_path: Path, request: pytest.FixtureRequest) -> HomeHistory
 
 
 def mover(history: HomeHistory, url: str, home: Path | None = None) -> Mover:
-    return Mover(home or history.home, url, LIMITS, now_ms=history.clock, new_id=uuid_source(), by=OPERATOR)
+    how: dict[str, Any] = {"now_ms": history.clock, "new_id": uuid_source(), "by": OPERATOR, "durability": "os"}
+    return Mover(home or history.home, url, LIMITS, **how)
 
 
 async def on_postgres(history: HomeHistory, url: str, node: str = "n") -> Ledger:
@@ -240,7 +241,7 @@ from tests.daemon.home_history import LIMITS
 from tests.ledger_contract.samples import OPERATOR
 home, url, out, point, now = sys.argv[1:]
 fault_points.arm(fault_points.Plan(point, fault_points.kill))
-mover = Mover(Path(home), url, LIMITS, now_ms=lambda: int(now), new_id=uuid_source(), by=OPERATOR)
+mover = Mover(Path(home), url, LIMITS, now_ms=lambda: int(now), new_id=uuid_source(), by=OPERATOR, durability="os")
 asyncio.run(mover.move_out() if out == "out" else mover.move_in())
 """
 

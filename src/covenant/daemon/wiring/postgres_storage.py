@@ -307,6 +307,7 @@ async def move_ledger(settings: Settings, *, out: bool) -> Mapping[str, Any]:
         new_id=uuid_source(),
         by=operator_agent(OPERATOR_DISPLAY, key),
         secrets={} if out else await asyncio.to_thread(kept_keys, keystore, key),
+        durability=settings.ledger.durability,
     )
     if not out:
         moved = (await mover.move_in()).measures

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
@@ -29,7 +29,7 @@ from covenant.ledger.embedded.open import SEEN, MovedMark, open_ledger, read_mar
 from covenant.ledger.machine.identity_commands import WriteAuditRow
 from covenant.ledger.postgres.connections import CONNECT_S, SETTINGS, run
 from covenant.ledger.postgres.database_errors import UNAVAILABLE
-from covenant.ledger.postgres.migrations import migrate
+from covenant.ledger.postgres.migrations import check_durability, migrate
 from covenant.ledger.postgres.open_postgres import unusable
 from covenant.ledger.postgres.sql import statement
 from covenant.ledger.transfer.contents import Contents, Measure, check_chains, measure
@@ -66,6 +66,7 @@ class Moved(NamedTuple):
 class Mover:
     """One move, or the rest of an interrupted one. `by` is the issuer of the audit row about it.
 
+    Each direction commits to the database: it refuses one that may lose commits, unless `durability` is "os".
     `secrets`: what a database keeps of them, by name, for a move into it.
     """
 
@@ -79,6 +80,7 @@ class Mover:
         new_id: Callable[[], str],
         by: AgentId,
         secrets: Mapping[str, str] = MappingProxyType({}),
+        durability: Literal["fsync", "os"] = "fsync",
     ) -> None:
         self._home = home
         self._dsn = dsn
@@ -87,9 +89,13 @@ class Mover:
         self._new_id = new_id
         self._by = by
         self._secrets = secrets
+        self._durability = durability
 
     async def move_in(self) -> Moved:
-        """Moves the home's ledger into the database. Raises CannotMove, HomeLocked, Damaged and DatabaseUnusable."""
+        """Moves the home's ledger into the database.
+
+        Raises CannotMove, HomeLocked, Damaged, NotDurable and DatabaseUnusable.
+        """
         mark = read_mark(self._home)
         if mark is not None:
             self._check_mark(mark, "moving")
@@ -136,7 +142,7 @@ class Mover:
             fault_points.point("move.commit")
 
     async def move_out(self) -> Moved:
-        """Moves the database's ledger into the home. Raises CannotMove, HomeLocked and DatabaseUnusable."""
+        """Moves the database's ledger into the home. Raises CannotMove, HomeLocked, NotDurable and DatabaseUnusable."""
         mark, staged = read_mark(self._home), self._home / STAGED
         if mark is None:
             found = [name for name in LEDGER_FILES if (self._home / name).exists()]
@@ -258,6 +264,8 @@ class Mover:
         try:
             connection = await asyncpg.connect(self._dsn, timeout=CONNECT_S, server_settings=SETTINGS)
             try:
+                if self._durability == "fsync":
+                    await check_durability(connection)
                 await migrate(connection)
                 yield connection
             finally:
