@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any, Final
 
 import asyncpg
 import pytest
 
+from covenant.daemon.settings_loader import load
 from covenant.ledger.contract.identities import Register, RegisterChange
-from covenant.ledger.machine.identity_commands import RemoveAgent
+from covenant.ledger.machine.identity_commands import RemoveAgent, WriteAuditRow
 from covenant.ledger.postgres import batch_writer, connections, nodes, writer_connection
 from covenant.ledger.postgres.batch_items import Committed
-from covenant.ledger.postgres.database_admin import mark_restored
+from covenant.ledger.postgres.database_admin import CHAIN, mark_restored
 from covenant.ledger.postgres.postgres_ledger import PostgresLedger
-from covenant.model.errors import Unavailable
+from covenant.model.errors import SettingsError, Unavailable
 from covenant.model.ids import TaskId
 from covenant.model.peers.instance import InstanceId
 from tests.ledger.machine.peer_commands import add, id_of
@@ -283,11 +285,24 @@ async def test_a_database_that_has_lost_commits_is_refused_until_somebody_accept
     await until(lambda: serves(a, 10))
     await until(lambda: serves(b, 11))
     rows = [each for each in await a.ledger.audit_recent(None, 100, None) if '"ledger_restored"' in each.row]
-    assert [(each.chain, '"fenced":2' in each.row) for each in rows] == [("console", True)]
+    assert [(each.chain, '"fenced":2' in each.row) for each in rows] == [(CHAIN, True)]
     assert (await a.ledger.audit_verify()).valid
     assert a.ledger.boot not in boots
     assert b.ledger.boot not in boots
     assert [task_id(10), task_id(11)] == (await a.queued_ids())[-2:]
+
+
+async def test_a_restored_database_is_audited_in_a_chain_that_no_daemon_can_have(
+    engine: PostgresEngine, tmp_path: Path
+) -> None:
+    console = LedgerDriver(await engine.join("console"), engine.clock)
+    await console.ledger.commit(WriteAuditRow(by=OPERATOR, row={"type": "noted"}))
+    assert await mark_restored(engine.url, OPERATOR, 1_000, "a row") == 1
+    chains = {each.chain: each.index for each in await console.ledger.audit_recent(None, 10, None)}
+    assert chains == {"console": 1, CHAIN: 1}
+    with pytest.raises(SettingsError, match=r"daemon\.node"):
+        load({"daemon.node": CHAIN}, {}, home=tmp_path)
+    assert (await console.ledger.audit_verify()).valid
 
 
 async def test_a_privilege_that_was_taken_away_or_a_table_that_was_altered_is_said_and_costs_nothing(

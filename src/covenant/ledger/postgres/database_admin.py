@@ -49,8 +49,8 @@ async def migrate_database(dsn: str) -> tuple[int, int]:
         raise unusable(error) from error
 
 
-CHAIN: Final = "console"
-"""The audit chain of operations on the database without a daemon."""
+CHAIN: Final = "(console)"
+"""The audit chain of operations on the database without a daemon. No daemon can have this name (`daemon.node`)."""
 
 
 async def mark_restored(dsn: str, by: AgentId, now_ms: int, row_id: str) -> int:
