@@ -48,7 +48,10 @@ url_option: Final[Callable[[Function], Function]] = click.option(
 
 @daemon_command(ledger, "nodes", "node_list", "nodes")
 def nodes(call: Invocation) -> None:
-    """List the daemons that serve this ledger: one, unless it is on PostgreSQL."""
+    """List the daemons that serve this ledger: one, unless it is on PostgreSQL.
+
+    A daemon that has left or was lost is listed for a day.
+    """
     answer = call.ask("list_nodes")
     call.show_table(answer, ("node", "state", "started", "seen", "leases", "boot"), map(_node_row, answer["nodes"]))
 

@@ -12,17 +12,19 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
+from math import inf
 from typing import Any, Final
 
 import asyncpg
 
 from covenant.ledger.contract.identities import Register, RegisterChange
 from covenant.ledger.postgres.connections import Connections, ask_rows, ask_value, run
-from covenant.ledger.postgres.counters import Count, Counters, counter_number
+from covenant.ledger.postgres.counters import Count, Counters
 from covenant.ledger.postgres.database_errors import UNAVAILABLE, describe_trouble, fenced, lost_if_dropped, translated
 from covenant.ledger.postgres.migrations import LEVEL
-from covenant.ledger.postgres.news import CHANNEL, KEPT_S, Topics, decode_topics
+from covenant.ledger.postgres.news import CHANNEL, Topics, decode_topics
 from covenant.ledger.postgres.node_runs import Joined, join
+from covenant.ledger.postgres.old_rows import remove_old_rows
 from covenant.ledger.postgres.registers import Registers, decode_row, refresh_registers
 from covenant.ledger.postgres.singletons import Singletons
 from covenant.model.errors import Unavailable
@@ -38,7 +40,6 @@ AWAY_S: Final = Backoff(POLL_S, 0.5)
 NEWS_MAX: Final = 1_000
 STOP_S: Final = 0.5
 TIDY_S: Final = 30.0
-MESSAGES_KEPT: Final = 1_000
 OWN_KEPT: Final = 10_000
 CUT_S: Final = 5.0
 """After this time without the database, watches end, and their readers begin again."""
@@ -118,8 +119,8 @@ class Membership:
         return node is None or self._alive.get(node) == boot
 
     def away_s(self, node: str) -> float:
-        """How long this node has known that another one is gone."""
-        return asyncio.get_running_loop().time() - self._lost_s.get(node, 0.0)
+        """How long this node has known that another one is gone: for ever, if it is forgotten."""
+        return asyncio.get_running_loop().time() - self._lost_s.get(node, -inf)
 
     def check(self) -> None:
         """Raises Unavailable if this node may have been declared lost, or knows that it was."""
@@ -233,7 +234,7 @@ class Membership:
                         await self._tell()
                         if loop.time() - tidied_s >= TIDY_S:
                             tidied_s = loop.time()
-                            await self._tidy()
+                            await remove_old_rows(await self._connect(), self._joined.writer, self.written)
                 self.heard_s, self._fresh_s, self._looked, failures = loop.time(), begun_s, True, 0
                 self._note(None)
             except Exception as error:  # noqa: BLE001  (a supervisor: the next look may succeed)
@@ -305,7 +306,7 @@ class Membership:
             await self._on_fenced()
         elif row["boot"] == joined.boot:
             pass  # this run is alive: another check handles the trouble
-        elif row["boot"] is None or row["started_ms"] < joined.started_ms:
+        elif row["started_ms"] is None or row["started_ms"] < joined.started_ms:
             self.rolled_back(f"the run of {self._node} that it knows is an earlier one")
         elif self.refusing is None:
             log.error("ledger.replaced", extra={"node": self._node})
@@ -368,7 +369,7 @@ class Membership:
     async def _poll(self) -> None:
         """Reads the news of other writers."""
         connection, written = await self._connect(), self.written
-        writers = await _rows(connection, "writers")
+        writers = await _rows(connection, "writers_of_nodes")
         self._check_order(writers, written)
         version = writers[0]["version"] if writers else 0
         boots = {row["writer"]: row["boot"] for row in writers}
@@ -441,14 +442,6 @@ class Membership:
             self._to_tell, self._told_s = False, asyncio.get_running_loop().time()
             connection = await self._connect()
             await _execute(connection, "tell", writer=str(self._joined.writer))
-
-    async def _tidy(self) -> None:
-        connection = await self._connect()
-        await _execute(connection, "forget_news", kept_s=KEPT_S)
-        writer = self._joined.writer
-        first, now = counter_number(writer, 0), counter_number(writer, self.written)
-        await _execute(connection, "merge_counts", writer=writer, first_counter=first, counter=now)
-        await _execute(connection, "forget_messages", kept=MESSAGES_KEPT)
 
     async def look(self) -> None:
         """Reads everything that other nodes have committed before this call."""

@@ -58,8 +58,11 @@ SELECT s.name, s.node FROM singletons AS s JOIN nodes AS n ON n.node = s.node AN
 DELETE FROM singletons WHERE name = any(:names::text[]) AND node = :node AND boot = :boot
 
 -- :standing
-SELECT n.boot, n.started_ms, n.lost_at_ms, r.restored_at_ms
+-- A node that was lost and then forgotten has only its fenced writer.
+SELECT
+    coalesce(n.boot, w.boot) AS boot, n.started_ms, coalesce(n.lost_at_ms, w.lost_at_ms) AS lost_at_ms, r.restored_at_ms
 FROM registers AS r LEFT JOIN nodes AS n ON n.node = :node
+LEFT JOIN writers AS w ON n.node IS NULL AND w.node = :node AND w.lost_at_ms IS NOT NULL
 
 -- :restored
 UPDATE registers SET restored_at_ms = (extract(epoch FROM clock_timestamp()) * 1000)::bigint
@@ -80,6 +83,24 @@ UPDATE writers SET audit_index = :idx, audit_hash = :chain_hash WHERE node = :ch
 
 -- :forget_node
 DELETE FROM nodes WHERE node = :node AND lost_at_ms IS NOT NULL
+
+-- :forget_nodes
+WITH over AS (
+    SELECT node FROM nodes
+    WHERE lost_at_ms < (extract(epoch FROM clock_timestamp()) * 1000)::bigint - :kept_ms::bigint
+    LIMIT :count FOR UPDATE SKIP LOCKED
+),
+
+gone AS (DELETE FROM nodes AS n USING over WHERE n.node = over.node RETURNING n.node),
+
+announced AS (
+    DELETE FROM register_rows AS r USING gone
+    WHERE r.kind = 'resident' AND starts_with(r.name, '["' || gone.node || '",')
+),
+
+led AS (DELETE FROM singletons AS s USING gone WHERE s.node = gone.node)
+
+SELECT w.writer FROM writers AS w JOIN gone ON gone.node = w.node
 
 -- :fence_writers
 UPDATE writers SET lost_at_ms = coalesce(lost_at_ms, (extract(epoch FROM clock_timestamp()) * 1000)::bigint)
@@ -104,6 +125,11 @@ WHERE
 
 -- :writers
 SELECT w.writer, w.seq, w.boot, (SELECT version FROM registers) AS version FROM writers AS w
+
+-- :writers_of_nodes
+-- Those that may write: a node that comes back after it was forgotten is among the nodes first.
+SELECT w.writer, w.seq, w.boot, (SELECT version FROM registers) AS version
+FROM nodes AS n JOIN writers AS w ON w.node = n.node
 
 -- :writer_seq
 SELECT seq FROM writers WHERE writer = :writer AND boot = :boot AND lost_at_ms IS NULL FOR UPDATE
