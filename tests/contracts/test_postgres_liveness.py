@@ -16,7 +16,8 @@ from covenant.ledger.contract.identities import Register, RegisterChange
 from covenant.ledger.machine.identity_commands import RemoveAgent, WriteAuditRow
 from covenant.ledger.postgres import batch_writer, connections, nodes, writer_connection
 from covenant.ledger.postgres.batch_items import Committed
-from covenant.ledger.postgres.database_admin import CHAIN, mark_restored
+from covenant.ledger.postgres.database_admin import CHAIN, find_troubles, mark_restored
+from covenant.ledger.postgres.migrations import LEVEL, WrongSchema
 from covenant.ledger.postgres.postgres_ledger import PostgresLedger
 from covenant.model.errors import SettingsError, Unavailable
 from covenant.model.ids import TaskId
@@ -290,6 +291,30 @@ async def test_a_database_that_has_lost_commits_is_refused_until_somebody_accept
     assert a.ledger.boot not in boots
     assert b.ledger.boot not in boots
     assert [task_id(10), task_id(11)] == (await a.queued_ids())[-2:]
+
+
+async def test_a_database_whose_open_tasks_were_deleted_is_refused_until_somebody_accepts_it(
+    engine: PostgresEngine,
+) -> None:
+    first = await joined(engine, "a")
+    await first.taken(make_task(3))
+    await first.finish(await first.taken(make_task(4)), ok(task_id(4)))
+    await first.send_all([make_task(number) for number in range(3)])
+    await engine.close_one(first.ledger)
+    await engine.close_one((await joined(engine, "a")).ledger)  # all that is counted is there
+    assert await find_troubles(engine.url, durable=False) == (LEVEL, [])
+    await execute(engine, "TRUNCATE live")
+    with pytest.raises(WrongSchema, match=r"live: 5 tasks are open, and 0 are there; restore a backup"):
+        await engine.join("a")
+    (_, (trouble,)) = await find_troubles(engine.url, durable=False)
+    assert "table live" in trouble.what
+    assert "covenant ledger restored" in trouble.fix
+    assert await mark_restored(engine.url, OPERATOR, 1_000, "a row") == 0
+    again = await joined(engine, "a")
+    assert (await again.ledger.counts()).queued == 0
+    assert (await again.taken(make_task(9))).task.id == task_id(9)
+    assert await again.drain() == ()
+    assert (await again.ledger.audit_verify()).valid
 
 
 async def test_a_restored_database_is_audited_in_a_chain_that_no_daemon_can_have(

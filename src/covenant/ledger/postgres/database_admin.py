@@ -14,10 +14,12 @@ from covenant.ledger.postgres.migrations import (
     LEVEL,
     LOST_ROW,
     LOST_ROW_FIX,
+    LOST_TASKS_FIX,
     NotDurable,
     check_durability,
     find_altered,
     find_foreign,
+    find_lost_tasks,
     migrate,
     of_another,
 )
@@ -58,7 +60,8 @@ async def mark_restored(dsn: str, by: AgentId, now_ms: int, row_id: str) -> int:
 
     An audit row by `by` records it, in a chain of its own.
 
-    A daemon that still runs begins anew with the database's content. Raises DatabaseUnusable.
+    A daemon that still runs begins anew with the database's content. Open tasks whose rows are gone are open no more.
+    Raises DatabaseUnusable.
     """
     try:
         connection = await _connect(dsn)
@@ -67,6 +70,8 @@ async def mark_restored(dsn: str, by: AgentId, now_ms: int, row_id: str) -> int:
                 await connection.execute(statement("nodes", "restored").text)
                 await connection.execute(statement("nodes", "fence_writers").text)
                 fenced: int = await connection.fetchval(statement("nodes", "fence_nodes").text)
+                if await connection.fetchval(_LEVEL) == LEVEL and await find_lost_tasks(connection) is not None:
+                    await connection.execute(statement("nodes", "recount_live").text)
                 kind = {"type": "ledger_restored", "fenced": fenced}
                 await _audit(connection, AuditRow(id=row_id, timestamp_ms=now_ms, issuer=by, kind=kind))
             return fenced
@@ -158,6 +163,8 @@ async def find_troubles(dsn: str, *, durable: bool = True) -> tuple[int, list[Tr
                 troubles += [Trouble(f"the database: {each}", _FIX) for each in (*altered.columns, *altered.others)]
                 if not troubles and not await connection.fetchval("SELECT EXISTS (SELECT FROM registers)"):
                     troubles.append(Trouble(LOST_ROW, LOST_ROW_FIX))
+                if not troubles and (lost := await find_lost_tasks(connection)) is not None:
+                    troubles.append(Trouble(lost, LOST_TASKS_FIX))
             return level, troubles
         finally:
             await connection.close()

@@ -28,6 +28,9 @@ MIGRATION_S: Final = 3_600.0
 
 LOST_ROW: Final = "somebody has deleted the row of the database's table registers"
 LOST_ROW_FIX: Final = "restore a backup, and run `covenant ledger restored`"
+LOST_TASKS_FIX: Final = f"{LOST_ROW_FIX}; without a backup, that command alone accepts the loss"
+ROWS_LOOKED_AT: Final = 10_000
+"""How many rows of open tasks a start looks for. So many wide rows take some 25 ms."""
 
 _MADE: Final = """
 CREATE TABLE ledger_level (
@@ -94,6 +97,21 @@ async def check_durability(connection: asyncpg.Connection[Any]) -> None:
                 f"the database has {setting} = {value}, so {what} of it can lose acknowledged tasks",
                 f'set {setting} = on, or say that this is meant with ledger.durability = "os"',
             )
+
+
+async def find_lost_tasks(connection: asyncpg.Connection[Any]) -> str | None:
+    """What is wrong if open tasks are gone, as after `TRUNCATE live`. With very many left, a few are not missed."""
+    (row,) = await ask_rows("nodes", connection, "live_rows", most=ROWS_LOOKED_AT)
+    counted, found = row["counted"], row["found"]
+    if found >= min(counted, ROWS_LOOKED_AT):
+        return None
+    return f"somebody has deleted rows of the database's table live: {counted} tasks are open, and {found} are there"
+
+
+async def check_tasks(connection: asyncpg.Connection[Any]) -> None:
+    """Raises WrongSchema if open tasks are gone."""
+    if (lost := await find_lost_tasks(connection)) is not None:
+        raise WrongSchema(f"{lost}; {LOST_TASKS_FIX}")
 
 
 _CALLED: Final = re.compile(r"\b(readable)\(")

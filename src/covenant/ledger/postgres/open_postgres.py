@@ -11,7 +11,7 @@ from covenant.ledger.clock import PAUSE_MS, Clock, uuid_source
 from covenant.ledger.postgres.blob_rows import BlobRows, UploadBytes
 from covenant.ledger.postgres.connections import CONNECT_S, Connections
 from covenant.ledger.postgres.database_errors import UNAVAILABLE, describe_trouble
-from covenant.ledger.postgres.migrations import check_durability, migrate
+from covenant.ledger.postgres.migrations import check_durability, check_tasks, migrate
 from covenant.ledger.postgres.node_runs import join
 from covenant.ledger.postgres.nodes import LEASE_MS
 from covenant.ledger.postgres.postgres_ledger import PostgresLedger
@@ -60,6 +60,7 @@ async def open_postgres_ledger(
             if durability == "fsync":
                 await check_durability(connection)
             await migrate(connection)
+            await check_tasks(connection)
             joined = await join(connection, node=node, boot=boot, lease_ms=lease_ms)
         finally:
             await connection.close()

@@ -151,6 +151,22 @@ LIMIT :count
 -- :counts
 SELECT kind, lane, sum(n)::bigint AS n FROM counts GROUP BY kind, lane HAVING sum(n) <> 0
 
+-- :live_rows
+-- Counts are written with the rows that they count, so that they agree in every snapshot.
+SELECT
+    (SELECT coalesce(sum(n), 0)::bigint FROM counts WHERE kind = 'state') AS counted,
+    (SELECT count(*) FROM (SELECT no FROM live LIMIT :most) AS l) AS found
+
+-- :recount_live
+INSERT INTO lane_counts AS c (kind, lane, writer, n)
+SELECT 'state', x.lane, -1, sum(x.n) FROM (
+    SELECT lane, -n AS n FROM counts WHERE kind = 'state'
+    UNION ALL
+    SELECT state, count(*) FROM live GROUP BY state
+) AS x
+GROUP BY x.lane HAVING sum(x.n) <> 0
+ON CONFLICT (kind, lane, writer) DO UPDATE SET n = c.n + excluded.n
+
 -- :merge_counts
 -- Merges a writer's counter rows that it no longer uses, and those of its batches. Row 0 has the counts of erased tasks:
 -- only erasures change it.
