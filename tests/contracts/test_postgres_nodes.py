@@ -549,6 +549,36 @@ async def test_a_chain_whose_end_was_cut_is_found_by_what_another_chain_has_seen
     report = await a.ledger.audit_verify()
     assert not report.valid
     assert report.failures == ("b: row 2, which the chain of a has seen, is missing",)
+    assert await anchors.step(), "the cut head is anchored, too"
+    assert (await a.ledger.audit_verify()).failures == report.failures
+
+
+async def test_a_chain_that_was_cut_and_continued_is_found_by_what_another_chain_has_seen(
+    engine: PostgresEngine, a: LedgerDriver
+) -> None:
+    b = await engine.join("b")
+    driver = LedgerDriver(b, engine.clock)
+    await a.note("something happened")
+    for _ in range(3):
+        await driver.note("something happened")
+    anchors = AuditAnchors(a.ledger, OPERATOR, log=Log(), interval_ms=60_000)
+    assert await anchors.step()
+    await engine.close_one(b)
+    connection = await asyncpg.connect(engine.url)
+    try:
+        await connection.execute("DELETE FROM audit WHERE chain = 'b' AND idx > 1")
+        await connection.execute(
+            "UPDATE writers SET audit_index = 1, audit_hash = a.chain_hash FROM audit AS a"
+            " WHERE a.chain = 'b' AND writers.node = 'b'"
+        )
+    finally:
+        await connection.close()
+    driver = LedgerDriver(await engine.join("b"), engine.clock)
+    for _ in range(4):
+        await driver.note("nothing happened")
+        assert await anchors.step()
+    report = await a.ledger.audit_verify()
+    assert report.failures == ("b: row 3, which the chain of a has seen, is another one",)
 
 
 async def test_notes_of_an_agent_are_numbered_once_over_all_nodes(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any, Final
 
 import asyncpg
@@ -80,8 +80,8 @@ class AuditLog:
     async def verify(self, *, whole: bool) -> AuditReport:
         """Verifies the chains, each from its anchor to the head in its writer's row."""
         reports: list[tuple[str, AuditHead, AuditReport]] = []
-        anchored: dict[tuple[str, str], _Head] = {}
-        """By the chain that has the anchor and the chain that it is about: the newest head."""
+        cut: dict[tuple[str, str], str] = {}
+        """By the chain that has the anchor and the chain that it is about: the first row that is missing or another."""
         async with self._connections.snapshot() as db:
             chains = statement("audit", "chains")
             for chain in await db.fetch(chains.text):
@@ -92,21 +92,20 @@ class AuditLog:
                 verification = AuditVerification(start, head)
                 if 0 < chain["first"] <= anchor.index:
                     verification.find(f"row {chain['first']} is before the anchor at {anchor.index}")
-                after, page = start.index, statement("audit", "page")
+                after, page, seen = start.index, statement("audit", "page"), dict[str, _Head]()
                 while rows := await db.fetch(
                     page.text, *page.values({"chain": chain["chain"], "after": after, "count": PAGE_ROWS})
                 ):
                     verification.take(map(_stored, rows))
-                    for row in rows:
-                        anchored |= {(chain["chain"], each.chain): each for each in _anchors(row["row"])}
+                    async for other, failure in _cut(db, chain["chain"], _new_heads(rows, seen)):
+                        cut.setdefault((chain["chain"], other), failure)
                     after = rows[-1]["idx"]
                 reports.append((chain["chain"], head, verification.report()))
-            cut = [each async for each in _cut(db, anchored)]
         for name, head, report in reports:
             if report.valid and report.events:
                 await self._mark(name, head)
         report = _together([(name, report) for name, _, report in reports])
-        return replace(report, valid=False, failures=(*report.failures, *cut)) if cut else report
+        return replace(report, valid=False, failures=(*report.failures, *cut.values())) if cut else report
 
     async def _mark(self, chain: str, head: AuditHead) -> None:
         values: dict[str, Any] = {
@@ -129,15 +128,30 @@ def _anchors(text: str) -> Sequence[_Head]:
     return kind.heads if kind.type == ANCHORED else ()
 
 
-async def _cut(db: asyncpg.Connection[Any], anchored: Mapping[tuple[str, str], _Head]) -> AsyncIterator[str]:
-    """Chains that lack a row which another chain has recorded."""
-    asked = statement("audit", "anchored")
-    for (by, chain), head in anchored.items():
-        row = await db.fetchrow(asked.text, *asked.values({"chain": chain, "idx": head.index}))
-        assert row is not None
-        if row["chain_hash"] != head.chain_hash and head.index > row["purged"]:
-            is_so = "is missing" if row["chain_hash"] is None else "is another one"
-            yield f"{chain}: row {head.index}, which the chain of {by} has seen, {is_so}"
+def _new_heads(rows: Iterable[Row], seen: dict[str, _Head]) -> list[_Head]:
+    """The heads of other chains in these rows that are not the same as before. `seen`: the last head of each chain."""
+    heads: list[_Head] = []
+    for row in rows:
+        for head in _anchors(row["row"]):
+            if seen.get(head.chain) != head:
+                seen[head.chain] = head
+                heads.append(head)
+    return heads
+
+
+async def _cut(db: asyncpg.Connection[Any], by: str, heads: Sequence[_Head]) -> AsyncIterator[tuple[str, str]]:
+    """Chains that lack a row which the chain of `by` has recorded, whatever was anchored after it."""
+    if not heads:
+        return
+    asked = statement("audit", "cut")
+    values = {
+        "chains": [head.chain for head in heads],
+        "idxs": [head.index for head in heads],
+        "hashes": [head.chain_hash for head in heads],
+    }
+    for row in await db.fetch(asked.text, *asked.values(values)):
+        is_so = "is missing" if row["missing"] else "is another one"
+        yield row["chain"], f"{row['chain']}: row {row['idx']}, which the chain of {by} has seen, {is_so}"
 
 
 def _record(row: Row) -> dict[str, Any]:

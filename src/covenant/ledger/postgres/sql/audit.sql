@@ -39,10 +39,14 @@ ORDER BY w.node
 -- :heads
 SELECT node AS chain, audit_index, audit_hash FROM writers WHERE audit_index > 0 ORDER BY node
 
--- :anchored
-SELECT
-    (SELECT a.chain_hash FROM audit AS a WHERE a.chain = :chain AND a.idx = :idx) AS chain_hash,
-    coalesce((SELECT c.anchor_index FROM audit_chains AS c WHERE c.chain = :chain), 0) AS purged
+-- :cut
+SELECT u.chain, u.idx, a.chain_hash IS NULL AS missing
+FROM unnest(:chains::text[], :idxs::bigint[], :hashes::text[]) WITH ORDINALITY AS u (chain, idx, chain_hash, n)
+LEFT JOIN LATERAL (SELECT x.chain_hash FROM audit AS x WHERE x.chain = u.chain AND x.idx = u.idx) AS a ON true
+WHERE
+    a.chain_hash IS DISTINCT FROM u.chain_hash
+    AND u.idx > coalesce((SELECT c.anchor_index FROM audit_chains AS c WHERE c.chain = u.chain), 0)
+ORDER BY u.n
 
 -- :page
 SELECT idx, ts_ms, issuer, chain_hash, row FROM audit WHERE chain = :chain AND idx > :after ORDER BY idx LIMIT :count
