@@ -320,6 +320,25 @@ async def test_a_task_that_was_leased_while_the_crew_stopped_goes_back_to_the_qu
     assert (entry.state, actor.attempts) == ("queued", [])
 
 
+async def test_a_lease_that_two_requests_have_found_is_begun_once(pool: PoolUnderTest) -> None:
+    actor = Actor()
+    pool.serve(actor.play, concurrency=2)
+    first, second = pool.workers.reserve(BOB.pubkey), pool.workers.reserve(BOB.pubkey)
+    assert first is not None
+    assert second is not None
+    task = make_task(1)
+    accepted = await pool.ledger.commit(Accept(task=task, digest=fingerprint(task)[0], starter=first.starter))
+    assert accepted.leased is not None
+    first.start(accepted.leased)
+    await actor.begun()
+    second.start(accepted.leased)
+    actor.go_on.set()
+    assert (await pool.ended(task.id)).state is TaskState.COMPLETED
+    assert (len(actor.attempts), actor.stopped) == (1, 0)
+    await pool.idle()
+    assert all(pool.workers.reserve(BOB.pubkey) is not None for _ in range(2)), "the second place is free again"
+
+
 @pytest.mark.parametrize("idempotent", [True, False], ids=["idempotent", "unsafe"])
 async def test_work_cut_short_by_a_stop_is_released_or_marked_and_never_failed(
     ledger: Ledger, idempotent: bool

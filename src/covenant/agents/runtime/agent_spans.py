@@ -45,12 +45,15 @@ def begin_attempt(tracer: Tracer, leased: LeasedTask) -> tuple[Span, LeasedTask]
     return span, msgspec.structs.replace(leased, task=tracing.traced(task, span.trace))
 
 
-def trace_queue(tracer: Tracer, leased: LeasedTask, since_ms: int) -> None:
-    """Makes a span of the time in the queue, when that is over."""
+async def trace_queue(tracer: Tracer, leased: LeasedTask, ledger: Ledger) -> None:
+    """Makes the span of a first attempt's wait. The time when a later attempt was queued is not recorded."""
     task, lease = leased.task, leased.lease
+    entry = await ledger.entry(task.id)
+    if entry is None or leased.turn != 1 or lease.attempt != 1:
+        return
     attributes = {**tracing.attributes_of(task), tracing.TURN: leased.turn, tracing.ATTEMPT: lease.attempt}
     name = f"queue {attributes[tracing.AGENT_NAME]}"
-    tracer.begin(name, "internal", attributes, parent=tracing.trace_of(task), at_ms=since_ms).end(
+    tracer.begin(name, "internal", attributes, parent=tracing.trace_of(task), at_ms=entry.accepted_at_ms).end(
         at_ms=lease.leased_at_ms
     )
 

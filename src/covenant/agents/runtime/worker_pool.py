@@ -212,12 +212,16 @@ class WorkerPool:
 
     def start(self, worker: PoolAgent, leased: LeasedTask) -> None:
         """Starts a job in a reserved slot. If the pool was stopped meanwhile, the task goes back to the queue."""
+        before = self._by_task.get(leased.task.id)
+        if before is not None and before.leased.lease.lease_id == leased.lease.lease_id:
+            worker.give_back()  # it has started: two requests for one task have found the same lease
+            return
         if not self._running:
             worker.give_back()
             self._spawn(self._release(worker, leased))
             return
         job = Job(leased, worker.identity, self._services, worker.threads, TurnSlot(worker.slots))
-        if (before := self._by_task.get(job.task.id)) is not None:
+        if before is not None:
             before.lose("stale_lease")
         self._by_task[job.task.id] = job
         if not self._jobs:
@@ -285,16 +289,13 @@ class WorkerPool:
         if job is not None and not job.finishing:
             log.info("agent.stopped", extra=job.fields())
             job.lose(LOST)
-            self._abandon_later(job)
+            self._loop.call_later(self._stop_s, self._abandon, job)
 
     def _time_out(self, job: Job) -> None:
         if job in self._jobs and not job.finishing:
             job.notes["code"] = "timeout"
             job.cut(TIMED_OUT)
-            self._abandon_later(job)
-
-    def _abandon_later(self, job: Job) -> None:
-        self._loop.call_later(self._stop_s, self._abandon, job)
+            self._loop.call_later(self._stop_s, self._abandon, job)
 
     def _abandon(self, job: Job) -> None:
         if job not in self._jobs or job.finishing:
@@ -410,7 +411,7 @@ class WorkerPool:
             self.start(worker, leased)
         if self._tracer.on:
             for leased in taken:
-                await self._trace_queue(leased)
+                await trace_queue(self._tracer, leased, self._ledger)
 
     async def _lease(self, worker: PoolAgent) -> tuple[LeasedTask, ...]:
         """Leases as many tasks as there are slots; the caller has the tenant's first slot already."""
@@ -431,12 +432,6 @@ class WorkerPool:
             if unused := count - len(taken):
                 worker.give_back(unused)
         return taken
-
-    async def _trace_queue(self, leased: LeasedTask) -> None:
-        """Makes the span of a first attempt's wait. The time when a later attempt was queued is not recorded."""
-        entry = await self._ledger.entry(leased.task.id)
-        if entry is not None and leased.turn == 1 and leased.lease.attempt == 1:
-            trace_queue(self._tracer, leased, entry.accepted_at_ms)
 
     async def _release(self, worker: PoolAgent, leased: LeasedTask) -> None:
         release = Release(
