@@ -34,6 +34,7 @@ from covenant.model.settings import Limits
 from covenant.model.task import DELEGATION, Task, fingerprint
 from covenant.model.task_event import Ended, StatusUpdate
 from covenant.model.tenants import DEFAULT, Tenant, TenantLimits
+from tests.ledger.machine.peer_commands import add, offered
 from tests.ledger_contract.driver import WAIT_MS, LedgerDriver, refused
 from tests.ledger_contract.grants import give, sending
 from tests.ledger_contract.postgres_engine import PostgresEngine
@@ -412,6 +413,19 @@ async def test_nobody_starts_before_those_who_wait_at_another_node(a: LedgerDriv
         await b.send(make_task(number))
         assert await start(a, a2a(number + 1)) is None
         assert [leased.task.id for leased in await a.take(count=2)] == [task_id(number), task_id(number + 1)]
+
+
+async def test_the_work_of_an_offer_does_not_start_before_what_waits_at_another_node(
+    a: LedgerDriver, b: LedgerDriver
+) -> None:
+    await a.ledger.commit(add(1))
+    starter = Starter(BOB, a.ledger.node, a.ledger.boot)
+    for number in range(10):
+        await b.send(make_task(number))
+        received = await a.ledger.commit(offered(number, jti=f"offer-{number}", starter=starter))
+        assert received.leased is None
+        assert [leased.task.id for leased in await a.take(count=2)] == [task_id(number), task_id(100 + number)]
+    assert (await a.ledger.commit(offered(10, jti="offer-10", starter=starter))).leased is not None
 
 
 async def test_many_callers_of_few_tasks_at_two_nodes_leave_no_gap(a: LedgerDriver, b: LedgerDriver) -> None:

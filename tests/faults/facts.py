@@ -19,6 +19,7 @@ from tests.ledger_contract.samples import ALICE
 # Where a task is after the last thing that was acknowledged, if nothing else was tried since.
 STATE_AFTER = {
     "sent": "queued",
+    "started": "in_flight",
     "followed": "following",
     "leased": "in_flight",
     "updated": "in_flight",
@@ -30,6 +31,7 @@ STATE_AFTER = {
     "forced": "result_pending",
     "drained": "resolved",
 }
+BEGINS = {"sent", "started", "followed"}
 ENDS = {"settled", "canceled", "forced", "drained"}
 
 
@@ -62,10 +64,10 @@ class Told:
         return [fact for fact in self.acknowledged if fact.verb == verb]
 
     def tried(self) -> set[TaskId]:
-        return {which for fact in self.facts if fact.verb in ("sent", "followed") for which in fact.tasks}
+        return {which for fact in self.facts if fact.verb in BEGINS for which in fact.tasks}
 
     def known(self) -> set[TaskId]:
-        return {which for fact in self.acknowledged if fact.verb in ("sent", "followed") for which in fact.tasks}
+        return {which for fact in self.acknowledged if fact.verb in BEGINS for which in fact.tasks}
 
     def last(self, which: TaskId) -> tuple[str, bool]:
         """The last verb acknowledged about a task, and whether anything was tried since without an answer."""

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.embedded.open import open_ledger
-from covenant.ledger.machine.commands import Accept, Command
+from covenant.ledger.machine.commands import Accept, Command, Starter
 from covenant.ledger.machine.peer_commands import (
     ChangePeer,
     DelegationChanges,
@@ -60,7 +60,7 @@ SIGNATURE: Final = "s" * 86
 WORK: Final[dict[TaskId, Task]] = {
     task.id: task for task in (make_task(number, recipient=CAROL) for number in (52, 54))
 }
-"""What peers have us do; nobody takes it up here."""
+"""What peers have us do: the first is begun by the record that accepts it, and nobody takes up the second."""
 
 
 def keys_of(number: int) -> KeyBundle:
@@ -70,8 +70,8 @@ def keys_of(number: int) -> KeyBundle:
     return replace(bundle_of(number), prekeys=(prekey,), signature=SIGNATURE)
 
 
-def offered(number: int, jti: str, peer: int = 1) -> ReceiveFromPeer:
-    """A peer offers us work, and we begin it."""
+def offered(number: int, jti: str, peer: int = 1, starter: Starter | None = None) -> ReceiveFromPeer:
+    """A peer offers us work, and we begin it; with a starter in the same record."""
     key, work = key_of(number, role=DelegationRole.PROVIDER, peer=peer), make_task(50 + number, recipient=CAROL)
     return ReceiveFromPeer(
         envelope=envelope(jti, seq=1, peer=peer),
@@ -79,7 +79,7 @@ def offered(number: int, jti: str, peer: int = 1) -> ReceiveFromPeer:
         begin=begun(key, work=work.id),
         happenings=("offer", "accept"),
         said=(said("delegation_accept"),),
-        accept=Accept(task=work, digest=fingerprint(work)[0]),
+        accept=Accept(task=work, digest=fingerprint(work)[0], starter=starter),
     )
 
 
@@ -99,7 +99,7 @@ FIRST: Final[Sequence[Command[Any]]] = (
     heard("accept", seq=1, delegation_id="d"),
     MoveParcels(moves=(undelivered(1),)),
     MoveParcels(moves=(delivered(1),)),
-    offered(2, "work"),
+    offered(2, "work", starter=Starter(CAROL, "here", "boot-1")),
     told(OURS, "start", "status", typ=STATUS, latest=True, status_seq=1),
     told(OURS, "status", typ=STATUS, latest=True, status_seq=2),
     heard("status", seq=3, jti="early"),
@@ -217,7 +217,9 @@ def _difference(found: dict[str, Any], wanted: dict[str, Any]) -> str:
     return "; ".join(f"{name}: {found[name]} and not {wanted[name]}" for name in found if found[name] != wanted[name])
 
 
-def work_of(number: int) -> tuple[TaskId, ...]:
-    """The task that a letter begins."""
+def work_of(number: int) -> tuple[str, tuple[TaskId, ...]]:
+    """The task that a letter begins, if it does, and how this is told."""
     command = ALL[number]
-    return (command.accept.task.id,) if isinstance(command, ReceiveFromPeer) and command.accept is not None else ()
+    if not isinstance(command, ReceiveFromPeer) or command.accept is None:
+        return "written", ()
+    return "sent" if command.accept.starter is None else "started", (command.accept.task.id,)

@@ -198,8 +198,7 @@ class Scenario:
     async def write(self, driver: LedgerDriver, numbers: range) -> None:
         """Letters, one after the other: what each comes to depends on those before it."""
         for number in numbers:
-            tasks = letters.work_of(number)
-            verb = "sent" if tasks else "written"
+            verb, tasks = letters.work_of(number)
             self.tell("tried", verb, tasks, letter=number)
             try:
                 await driver.ledger.commit(letters.ALL[number])

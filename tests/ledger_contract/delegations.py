@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from covenant.ledger.machine.commands import CancelOrphans, Command
+from covenant.ledger.machine.commands import CancelOrphans, Command, Starter
 from covenant.ledger.machine.peer_commands import (
     DelegationChanges,
     LearnPeer,
@@ -149,6 +149,37 @@ class DelegationDurabilitySuite(RestartSuite):
         assert await endings(driver, 5) == ["submitted"]
         await driver.cancel(second.task.id, by=ALICE)
         assert await cancel_orphans(driver) == [task_id(5)]
+
+    async def test_the_record_of_an_accepted_offer_leases_its_work_to_a_starter_that_is_free(
+        self, driver: LedgerDriver, restart: Restart
+    ) -> None:
+        ledger = driver.ledger
+        await ledger.commit(add(1))
+        starter = Starter(BOB, ledger.node, ledger.boot)
+        received = await ledger.commit(offered(1, starter=starter))
+        leased = received.leased
+        assert leased is not None
+        assert (leased.task.id, leased.lease.leased_to, leased.lease.attempt) == (task_id(101), BOB, 1)
+        assert await driver.queued_ids() == []
+        # The offer comes again while its work is known: nothing is leased a second time.
+        again = await ledger.commit(offered(1, jti="again", seq=1, starter=starter))
+        assert (again.leased, again.repeated) == (None, True)
+        restarted = await restart(driver)
+        entry = await restarted.ledger.entry(task_id(101))
+        assert entry is not None
+        assert entry.lease == leased.lease
+        assert entry.holder_lost(restarted.ledger.alive), "the run that had the lease is over"
+
+    async def test_the_work_of_an_offer_waits_behind_other_work_although_its_starter_is_free(
+        self, driver: LedgerDriver
+    ) -> None:
+        ledger = driver.ledger
+        await ledger.commit(add(1))
+        await driver.send(make_task(1))
+        received = await ledger.commit(offered(1, starter=Starter(BOB, ledger.node, ledger.boot)))
+        assert received.leased is None
+        assert received.moved is not None
+        assert await driver.queued_ids() == [task_id(1), task_id(101)]
 
     async def test_questions_to_peers_and_their_answers_are_in_the_log_of_messages_once(
         self, driver: LedgerDriver, restart: Restart

@@ -15,7 +15,7 @@ from uuid import uuid4
 from covenant.agents.agent_loader import load_agent
 from covenant.agents.api import Agent
 from covenant.agents.peer_agent import PeerAgent
-from covenant.agents.runtime.worker_pool import WorkerPool
+from covenant.agents.runtime.worker_pool import PoolRegister, WorkerPool
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.delegation import Delegations
 from covenant.exchange.tasks.reader import TaskReader
@@ -59,15 +59,16 @@ QUICK: Final = PeerSettings(
 class PeerUnderTest(PeerServices):
     """The services of a daemon's peers, a pool of its agents, and the ledger, folder, keys and port under them."""
 
-    def __init__(self, name: str, clock: Clock, keys: Keys, ledger: EmbeddedLedger, context: PeerContext) -> None:
+    def __init__(self, name: str, clock: Clock, keys: Keys, context: PeerContext, register: PoolRegister) -> None:
+        ledger = cast("EmbeddedLedger", context.ledger)
         catalogue = Catalogue(ledger, keys.private_key)
 
         def delegations(pool: WorkerPool) -> Delegations:
             limits = DelegationSettings(cooldown_ms=0, depth_max=DEPTH_MAX)
             return Delegations(ledger, catalogue, pool, limits, peers=self.callee)
 
-        self.workers = WorkerPool(ledger, stop_s=0.2, delegations=delegations)
-        super().__init__(context, catalogue, self.workers.used)
+        self.workers = WorkerPool(ledger, stop_s=0.2, delegations=delegations, register=register)
+        super().__init__(context, catalogue, register.used)
         self.name = name
         self.clock = clock
         self.keys = keys
@@ -245,7 +246,9 @@ async def peer_under_test(
         keyring.rotate(clock())
         connections = PeerConnections(AddressGuard((), resolver=nobody))
         stack.push_async_callback(connections.close)
-        made = PeerUnderTest(home.name, clock, keys, ledger, peer_context(ledger, keyring, connections, settings))
+        register = PoolRegister()
+        context = peer_context(ledger, keyring, connections, settings, register)
+        made = PeerUnderTest(home.name, clock, keys, context, register)
         catalogue, workers = made.catalogue, made.workers
         stack.push_async_callback(made.directory.stop)
         stack.callback(made.inbox.close)
@@ -256,6 +259,7 @@ async def peer_under_test(
                 workers.register(
                     catalogue.identity(DEFAULT, definition.id),
                     body,
+                    concurrency=definition.concurrency,
                     idempotent=definition.idempotent,
                     on_lost=definition.on_lost,
                 )

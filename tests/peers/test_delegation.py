@@ -16,10 +16,12 @@ from covenant.exchange.tasks.reader import read_tree
 from covenant.ledger.machine.commands import Cancel, Sweep
 from covenant.ledger.machine.identity_commands import ChangeTenant, MakeGrant
 from covenant.ledger.machine.peer_commands import LearnPeer
+from covenant.ledger.machine.states import State
 from covenant.model.agent_definition import AgentDefinition
 from covenant.model.content import Json, Text
 from covenant.model.grant import respond_actions
-from covenant.model.peers.delegation import CANCELLED, COMPLETED, FAILED, REJECTED, RUNNING, TIMEOUT
+from covenant.model.ids import TaskId
+from covenant.model.peers.delegation import ACCEPTED, CANCELLED, COMPLETED, FAILED, REJECTED, RUNNING, TIMEOUT
 from covenant.model.peers.instance import Trust
 from covenant.model.task import REMOTE, Result, ResultStatus
 from covenant.model.task_event import StatusUpdate
@@ -29,6 +31,7 @@ from covenant.peers.requester import requester_service
 from covenant.seal.proofs import verify_evidence
 from tests.ledger_contract.samples import OPERATOR, make_grant
 from tests.peers.peers_under_test import PeerUnderTest, changed, peer_under_test, said, two_peers, worker
+from tests.waits import BOUND_S
 
 
 async def shout(turn: Any) -> str:
@@ -46,6 +49,45 @@ async def test_a_task_is_done_by_a_peer_and_its_result_is_proven(tmp_path: Path)
         assert delegation.broken == ()
         (work,) = await paul.works()
         assert (work.state, work.task_id, work.peer) == (COMPLETED, delegation.delegation_id, rita.id)
+
+
+async def test_an_offer_is_accepted_and_its_work_begun_by_one_record(tmp_path: Path) -> None:
+    begun: list[int] = []
+
+    async def count(turn: Any) -> str:
+        begun.append(paul.ledger.durable_seq)
+        return str(turn.text)
+
+    async with two_peers(tmp_path, worker(count)) as (rita, paul):
+        await rita.ended(await rita.delegate(paul, "the first one asks for capabilities, too"))
+        await paul.until_addressees(lambda waiting: not waiting)
+        before = paul.ledger.durable_seq
+        view = await rita.ended(await rita.delegate(paul))
+        assert view.state is TaskState.COMPLETED
+        assert begun[1] == before + 1
+
+
+async def test_an_offer_that_finds_no_free_place_waits_and_is_done(tmp_path: Path) -> None:
+    go_on, begun = asyncio.Event(), asyncio.Queue[str]()
+
+    async def slow(turn: Any) -> str:
+        begun.put_nowait(turn.text)
+        await go_on.wait()
+        return str(turn.text)
+
+    async with two_peers(tmp_path, worker(slow, concurrency=1)) as (rita, paul):
+        first = await rita.delegate(paul, "first")
+        assert await asyncio.wait_for(begun.get(), BOUND_S) == "first"
+        second = await rita.delegate(paul, "second")
+        delegation = await rita.stands(second, ACCEPTED, RUNNING)
+        assert delegation.delegation_id is not None
+        entry = await paul.ledger.entry(TaskId(delegation.delegation_id))
+        assert entry is not None
+        assert entry.state is State.QUEUED
+        go_on.set()
+        assert [said(await rita.ended(each)) for each in (first, second)] == ["first", "second"]
+        assert await asyncio.wait_for(begun.get(), BOUND_S) == "second"
+        assert begun.empty()
 
 
 async def test_a_kept_token_of_an_earlier_form_is_replaced_before_an_offer_is_made(tmp_path: Path) -> None:

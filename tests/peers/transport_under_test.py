@@ -15,11 +15,13 @@ from uuid import UUID
 import msgspec
 from starlette.routing import BaseRoute, Router
 
+from covenant.agents.runtime.worker_pool import PoolRegister
 from covenant.daemon.listeners import make_server
 from covenant.daemon.settings import HttpSettings
 from covenant.doors.http.request_body import AnonymousPool
 from covenant.doors.metrics import Meter
 from covenant.doors.peer_envelopes import sealed_routes
+from covenant.exchange.tasks.writer import LocalWorkers, TaskWriter
 from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.ledger.embedded.open import open_ledger
 from covenant.ledger.machine.peer_commands import AddPeer, PeerMessage, ReceivedFromPeer, ReceiveFromPeer, SendToPeer
@@ -325,13 +327,18 @@ class TransportUnderTest:
 
 
 def peer_context(
-    ledger: EmbeddedLedger, keyring: InstanceKeys, connections: PeerConnections, settings: PeerSettings
+    ledger: EmbeddedLedger,
+    keyring: InstanceKeys,
+    connections: PeerConnections,
+    settings: PeerSettings,
+    workers: LocalWorkers | None = None,
 ) -> PeerContext:
     return PeerContext(
         ledger=ledger,
         keyring=keyring,
         connections=connections,
         settings=settings,
+        writer=TaskWriter(ledger, workers or PoolRegister()),
         us=OPERATOR,
         depth_max=DEPTH_MAX,
         chance=lambda: 0.5,

@@ -23,7 +23,6 @@ from covenant.exchange.delegation_outcome import by_task, read_task_evidence, vi
 from covenant.exchange.id_prefixes import choose, find_task_id
 from covenant.exchange.tasks.builder import build_task
 from covenant.exchange.tasks.reader import TaskReader, read_tree
-from covenant.exchange.tasks.writer import TaskWriter
 from covenant.ledger.contract.task_query import PAGE_MAX, FoundTask, TaskQuery
 from covenant.ledger.contract.tasks import TreeNode
 from covenant.ledger.machine.commands import Cancel
@@ -75,7 +74,6 @@ class PeerAdmin(PeerService):
     def __init__(
         self,
         services: PeerServices,
-        writer: TaskWriter,
         config: dict[str, Any],
         discovery: Discovery,
         new_id: Callable[[], str],
@@ -91,7 +89,7 @@ class PeerAdmin(PeerService):
         self.quota = partial(daily_quota, settings=self._settings)
         self._services = services
         self._catalogue = services.catalogue
-        self._writer = writer
+        self._writer = services.context.writer
         self._lookup = DelegationLookup(services.context, services.catalogue, services.requester)
         self.delegations = self._lookup.all
         self.delegation = self._lookup.view

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from covenant.exchange.stored_files import StoredFiles
+    from covenant.exchange.tasks.writer import TaskWriter
     from covenant.ledger.contract.ledger import DelegationLedger
     from covenant.model.ids import AgentId
     from covenant.model.peers.delegation import DelegationKey, Peer
@@ -261,6 +262,7 @@ class PeerContext:
     keyring: InstanceKeys
     connections: PeerConnections
     settings: PeerSettings
+    writer: TaskWriter
     us: AgentId
     """The identity in the audit of what this instance does by itself."""
     depth_max: int

@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from covenant.ledger.embedded.state import LedgerState
-from covenant.ledger.machine.commands import Accept, Command
+from covenant.ledger.machine.commands import Accept, Command, Starter
 from covenant.ledger.machine.peer_commands import (
     AddPeer,
     ChangePeer,
@@ -109,7 +109,7 @@ def offering(number: int = 1) -> SendToPeer:
     return SendToPeer(key=key, begin=begun(key), happenings=("offer",), said=(said("delegation_offer"),), by=OPERATOR)
 
 
-def offered(number: int = 1, *, jti: str = "offer", seq: int = 1) -> ReceiveFromPeer:
+def offered(number: int = 1, *, jti: str = "offer", seq: int = 1, starter: Starter | None = None) -> ReceiveFromPeer:
     """We are offered something, and take it."""
     key = key_of(number, role=DelegationRole.PROVIDER)
     work = make_task(100 + number)
@@ -119,7 +119,7 @@ def offered(number: int = 1, *, jti: str = "offer", seq: int = 1) -> ReceiveFrom
         begin=begun(key, work=work.id),
         happenings=("offer", "accept"),
         said=(said("delegation_accept"),),
-        accept=Accept(task=work, digest=fingerprint(work)[0]),
+        accept=Accept(task=work, digest=fingerprint(work)[0], starter=starter),
     )
 
 

@@ -78,11 +78,28 @@ class PoolAgent:
             self.freed.set()
 
 
-class RunningJobs(dict[TaskId, Job]):
+class PoolRegister:
+    """The agents and the running jobs of a pool, for services that are made before it."""
+
+    def __init__(self) -> None:
+        self.agents: Final[dict[PublicKey, PoolAgent]] = {}
+        self.jobs: Final[dict[TaskId, Job]] = {}
+        self.running = False
+
     def used(self, task_id: TaskId) -> dict[str, float] | None:
         """The usage so far of a task that runs here; None if it does not."""
-        job = self.get(task_id)
+        job = self.jobs.get(task_id)
         return job.spending.usage if job is not None else None
+
+    def reserve(self, recipient: PublicKey) -> PoolAgent | None:
+        worker = self.agents.get(recipient)
+        if worker is None or worker.free <= 0 or not self.running or not worker.slots.take():
+            return None
+        if worker.rate.per_min and worker.rate.take() is not None:
+            worker.slots.give_back()
+            return None
+        worker.free -= 1
+        return worker
 
 
 class WorkerPool:
@@ -97,15 +114,15 @@ class WorkerPool:
         tenant_concurrency: int = 0,
         stop_s: float = STOP_S,
         delegations: Callable[[WorkerPool], Delegations] | None = None,
-        jobs: RunningJobs | None = None,
+        register: PoolRegister | None = None,
         tracer: Tracer = OFF,
         files: StoredFiles | None = None,
         model_calls: ModelCalls | None = None,
     ) -> None:
         """`tenant_concurrency`: turns at once of a tenant that has no limit of its own; 0: no limit.
 
-        `delegations` makes the service by which jobs call other agents; None: they cannot. `jobs`: the register of its
-        jobs, for readers that are made before the pool. `files`: None keeps all bytes in the ledger.
+        `delegations` makes the service by which jobs call other agents; None: they cannot. `files`: None keeps all
+        bytes in the ledger.
         """
         self._ledger = ledger
         self._tenant_concurrency = tenant_concurrency
@@ -114,15 +131,15 @@ class WorkerPool:
         self._tracer = tracer
         self._concurrency = concurrency
         self._stop_s = stop_s
-        self._registered: dict[PublicKey, PoolAgent] = {}
+        self._register = register if register is not None else PoolRegister()
+        self._registered, self._by_task = self._register.agents, self._register.jobs
+        self.reserve = self._register.reserve
         limits = limits or A2aSettings()
         self._hold_ms = limits.hold_ms
         self._lost_work = LostWork(ledger, self._registered, limits.hold_ms)
         self._jobs: dict[Job, PoolAgent] = {}
-        self._by_task = jobs if jobs is not None else RunningJobs()
         self._takers: dict[PoolAgent, asyncio.Task[None]] = {}
         self._waiting: set[PoolAgent] = set()
-        self._running = False
         self._stopping = asyncio.Event()
         self._draining = False
         self.handed_back = 0
@@ -170,7 +187,7 @@ class WorkerPool:
             known = PoolAgent(self, identity, starter, self._slots_of(tenant_of(identity)))
             known.free = concurrency or self._concurrency
             self._registered[identity.pubkey] = known
-            if self._running:
+            if self._register.running:
                 self._begin_taking(known)
         known.agent = agent
         known.concurrency = known.threads.most = concurrency or self._concurrency
@@ -200,23 +217,13 @@ class WorkerPool:
         if worker in self._waiting:
             self._takers[worker].cancel()
 
-    def reserve(self, recipient: PublicKey) -> PoolAgent | None:
-        worker = self._registered.get(recipient)
-        if worker is None or worker.free <= 0 or not self._running or not worker.slots.take():
-            return None
-        if worker.rate.per_min and worker.rate.take() is not None:
-            worker.slots.give_back()
-            return None
-        worker.free -= 1
-        return worker
-
     def start(self, worker: PoolAgent, leased: LeasedTask) -> None:
         """Starts a job in a reserved slot. If the pool was stopped meanwhile, the task goes back to the queue."""
         before = self._by_task.get(leased.task.id)
         if before is not None and before.leased.lease.lease_id == leased.lease.lease_id:
             worker.give_back()  # it has started: two requests for one task have found the same lease
             return
-        if not self._running:
+        if not self._register.running:
             worker.give_back()
             self._spawn(self._release(worker, leased))
             return
@@ -251,9 +258,6 @@ class WorkerPool:
         """Threads of plain functions that go on although their turns are over."""
         return sum(worker.threads.abandoned for worker in self._registered.values())
 
-    def used(self, task_id: TaskId) -> dict[str, float] | None:
-        return self._by_task.used(task_id)
-
     def _usage_metadata(self, task_id: TaskId) -> dict[str, Any] | None:
         job = self._by_task.get(task_id)
         return job.spending.usage_metadata if job is not None else None
@@ -275,7 +279,7 @@ class WorkerPool:
         worker.leave()
         if not self._jobs:
             self._idle.set()
-        if self._draining or not self._running:
+        if self._draining or not self._register.running:
             self._fewer.set()
 
     def _end_span(self, span: Span, job: Job) -> None:
@@ -320,7 +324,7 @@ class WorkerPool:
 
     async def run(self) -> None:
         """Runs until `stop` and the end of all work here. When canceled, the remaining work is handed back."""
-        self._running = True
+        self._register.running = True
         for worker in self._registered.values():
             self._begin_taking(worker)
         looking = asyncio.create_task(self._lost_work.run())
@@ -329,7 +333,7 @@ class WorkerPool:
             await self._stop_taking()
             await self._finished()
         finally:
-            self._running = False
+            self._register.running = False
             self._stopping.set()
             looking.cancel()
             await _finish_despite_cancel(self._stop_taking())
@@ -343,12 +347,12 @@ class WorkerPool:
 
     async def hand_back(self) -> None:
         """Stops running jobs, and records the outcome of each. Nothing starts any more."""
-        self._running = False
+        self._register.running = False
         await _finish_despite_cancel(self._stop_jobs())
 
     def stop(self) -> None:
         """Takes nothing new. `run` returns when the running jobs have ended."""
-        self._running = False
+        self._register.running = False
         self._stopping.set()
 
     async def _finished(self) -> None:
@@ -373,7 +377,7 @@ class WorkerPool:
 
     async def _take_all(self, worker: PoolAgent) -> None:
         pubkey = worker.identity.pubkey
-        while self._running and not self._draining and self._registered.get(pubkey) is worker:
+        while self._register.running and not self._draining and self._registered.get(pubkey) is worker:
             try:
                 await self._take(worker)
             except Refusal as refusal:

@@ -23,7 +23,7 @@ from covenant.agents.process_agent import ProcessAgent
 from covenant.agents.retried_agent import RetriedAgent
 from covenant.agents.runtime.job import RunnableAgent
 from covenant.agents.runtime.model_calls import ModelCalls
-from covenant.agents.runtime.worker_pool import RunningJobs, WorkerPool
+from covenant.agents.runtime.worker_pool import PoolRegister, WorkerPool
 from covenant.daemon.agent_files import AgentFiles, AgentReloader
 from covenant.daemon.environment import environment, now_ms, program_environment
 from covenant.daemon.schedulers import Scheduler
@@ -263,7 +263,7 @@ class Features:
 async def open_agents(
     base: Base,
     requester: Requester | None,
-    jobs: RunningJobs,
+    register: PoolRegister,
     served: Sequence[LoadedAgent] = (),
     reloaded: Sequence[ServedFile] = (),
 ) -> AsyncIterator[Agents]:
@@ -295,7 +295,7 @@ async def open_agents(
             search=WebSearch(settings.model.search, pages, tools) if settings.model.search else None,
         )
         calls, prices = _make_model_calls(base)
-        workers = _make_workers(base, remotes, requester, jobs, calls)
+        workers = _make_workers(base, remotes, requester, register, calls)
         sync = AgentSync(
             ledger,
             catalogue,
@@ -365,7 +365,7 @@ def _make_model_calls(base: Base) -> tuple[ModelCalls, WatchedFile[ModelPrices]]
 
 
 def _make_workers(
-    base: Base, remotes: RemoteAgents, requester: Requester | None, jobs: RunningJobs, model_calls: ModelCalls
+    base: Base, remotes: RemoteAgents, requester: Requester | None, register: PoolRegister, model_calls: ModelCalls
 ) -> WorkerPool:
     ledger, tracer = base.storage.ledger, base.telemetry.tracer
     a2a, delegation = base.settings.a2a, base.settings.delegation
@@ -390,7 +390,7 @@ def _make_workers(
         concurrency=a2a.agent_concurrency,
         tenant_concurrency=base.settings.tenants.concurrency,
         delegations=delegations,
-        jobs=jobs,
+        register=register,
         tracer=tracer,
         files=base.access.files,
         model_calls=model_calls,

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
 from covenant.agents.agent_loader import LoadedAgent, ServedFile
-from covenant.agents.runtime.worker_pool import RunningJobs
+from covenant.agents.runtime.worker_pool import PoolRegister
 from covenant.daemon.schedulers import Scheduler
 from covenant.daemon.settings import Settings
 from covenant.daemon.settings_loader import Source
@@ -68,13 +68,13 @@ async def open_daemon(
     Raises HomeLocked, Damaged, UnsafeHome, CannotListen or SettingsError, each with what to do about it.
     """
     _check_extras(settings)
-    jobs = RunningJobs()
+    register = PoolRegister()
     async with (
-        open_base(settings, log, jobs.__len__, clocks=clocks, archive_apart=archive_apart) as base,
-        _open_peer_services(base, jobs) as services,
-        open_agents(base, services.requester if services is not None else None, jobs, served, reloaded) as agents,
+        open_base(settings, log, register.jobs.__len__, clocks=clocks, archive_apart=archive_apart) as base,
+        _open_peer_services(base, register) as services,
+        open_agents(base, services.requester if services is not None else None, register, served, reloaded) as agents,
     ):
-        peers = _make_peers(base, services, agents) if services is not None else None
+        peers = _make_peers(base, services) if services is not None else None
         yield Daemon(base=base, agents=agents, peers=peers, doors=make_doors(base, agents, peers, sources or {}))
 
 
@@ -87,18 +87,18 @@ def _check_extras(settings: Settings) -> None:
 
 
 @asynccontextmanager
-async def _open_peer_services(base: Base, jobs: RunningJobs) -> AsyncIterator[PeerServices | None]:
+async def _open_peer_services(base: Base, register: PoolRegister) -> AsyncIterator[PeerServices | None]:
     """None: peers are switched off."""
     if not base.settings.peers.enabled:
         yield None
         return
     from covenant.daemon.wiring.peers import open_peer_services  # noqa: PLC0415  (an extra)
 
-    async with open_peer_services(base, jobs) as services:
+    async with open_peer_services(base, register) as services:
         yield services
 
 
-def _make_peers(base: Base, services: PeerServices, agents: Agents) -> Peers:
+def _make_peers(base: Base, services: PeerServices) -> Peers:
     from covenant.daemon.wiring.peers import Peers  # noqa: PLC0415  (an extra)
 
-    return Peers(base, services, agents)
+    return Peers(base, services)

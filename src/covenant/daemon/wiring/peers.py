@@ -20,8 +20,7 @@ import msgspec
 from starlette.routing import BaseRoute
 
 import covenant
-from covenant.agents.runtime.worker_pool import RunningJobs
-from covenant.daemon.wiring.agents import Agents
+from covenant.agents.runtime.worker_pool import PoolRegister
 from covenant.daemon.wiring.core import Base
 from covenant.doors.http.request_body import AnonymousPool
 from covenant.doors.peer_envelopes import sealed_routes
@@ -89,8 +88,8 @@ def _begin_life(base: Base) -> str:
 
 
 @asynccontextmanager
-async def open_peer_services(base: Base, jobs: RunningJobs) -> AsyncIterator[PeerServices]:
-    """`jobs`: the running jobs of the daemon's own agents."""
+async def open_peer_services(base: Base, register: PoolRegister) -> AsyncIterator[PeerServices]:
+    """`register`: the daemon's own agents."""
     keys = base.storage.instance_keys
     assert keys is not None, "there are keys if peers are switched on"
     async with AsyncExitStack() as stack:
@@ -101,6 +100,7 @@ async def open_peer_services(base: Base, jobs: RunningJobs) -> AsyncIterator[Pee
             keyring=keys,
             connections=lines,
             settings=base.settings.peers,
+            writer=TaskWriter(base.storage.ledger, register, base.telemetry.tracer, files=base.access.files),
             us=base.storage.operator.agent,
             depth_max=base.settings.delegation.depth_max,
             chance=random.random,
@@ -112,7 +112,7 @@ async def open_peer_services(base: Base, jobs: RunningJobs) -> AsyncIterator[Pee
             begin_life=partial(_begin_life, base) if base.storage.shared_keys is None else None,
             shared=_shared_instance(base),
         )
-        services = PeerServices(context, base.access.catalogue, jobs.used, base.access.intake.drain_requested.is_set)
+        services = PeerServices(context, base.access.catalogue, register.used, base.access.intake.drain_requested.is_set)
         await services.inbox.relay.open()
         stack.push_async_callback(services.directory.stop)
         stack.push_async_callback(services.stop)
@@ -123,15 +123,13 @@ async def open_peer_services(base: Base, jobs: RunningJobs) -> AsyncIterator[Pee
 class Peers:
     """The routes for peers, and the operator's view of them. A scheduler of the daemon."""
 
-    def __init__(self, base: Base, services: PeerServices, agents: Agents) -> None:
-        ledger, telemetry = base.storage.ledger, base.telemetry
+    def __init__(self, base: Base, services: PeerServices) -> None:
         self._base = base
         self._services = services
         self._keys = services.context.keyring
         self._discovery = _make_discovery(base, self._keys)
         self.admin = PeerAdmin(
             services,
-            TaskWriter(ledger, agents.workers, telemetry.tracer, files=base.access.files),
             asdict(base.settings.peers),
             discovery=self._discovery,
             new_id=uuid_source(),

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 
@@ -18,7 +18,7 @@ from covenant.exchange.tasks.builder import (
     without_transport,
 )
 from covenant.ledger.contract.tasks import TaskLedger
-from covenant.ledger.machine.commands import Accept, Accepted, Cancel, Canceled, LeasedTask, Starter
+from covenant.ledger.machine.commands import Accept, Accepted, Cancel, Canceled, Command, LeasedTask, Starter
 from covenant.ledger.machine.decisions.context import key_reused
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.states import State
@@ -127,6 +127,16 @@ class WorkerSlot(Protocol):
 class LocalWorkers(Protocol):
     def reserve(self, recipient: PublicKey) -> WorkerSlot | None:
         """A reserved slot; None if no agent here works for this recipient, or none is free."""
+
+
+class Leasing(Protocol):
+    """The answer to a command that accepts a task: its lease, if it was leased in the same record."""
+
+    @property
+    def leased(self) -> LeasedTask | None: ...
+
+
+L = TypeVar("L", bound=Leasing)
 
 
 class TaskWriter:
@@ -258,27 +268,33 @@ class TaskWriter:
     ) -> Accepted:
         if self.intake.closed is not None:
             raise self.intake.closed
-        slot = self._workers.reserve(task.recipient.pubkey)
-        starter, started = slot.starter if slot is not None else None, False
-        try:
-            accepted = await self._ledger.commit(
-                Accept(
-                    task=task,
-                    digest=digest,
-                    former=former,
-                    starter=starter,
-                    push=push,
-                    minted=minted,
-                    body_bytes=body_bytes,
-                )
+
+        def command(starter: Starter | None) -> Accept:
+            return Accept(
+                task=task,
+                digest=digest,
+                former=former,
+                starter=starter,
+                push=push,
+                minted=minted,
+                body_bytes=body_bytes,
             )
-            if slot is not None and accepted.leased is not None:
-                slot.start(accepted.leased)
-                started = True
+
+        try:
+            return await self.begin(task, command)
         except Conflict as refusal:
             if submitted and refusal.code == "duplicate_task_id":
                 raise key_reused() from None
             raise
+
+    async def begin(self, task: Task, command: Callable[[Starter | None], Command[L]]) -> L:
+        """Commits a command that accepts this task, and starts the task if it was leased in the same record."""
+        slot, started = self._workers.reserve(task.recipient.pubkey), False
+        try:
+            answer = await self._ledger.commit(command(slot.starter if slot is not None else None))
+            if slot is not None and answer.leased is not None:
+                slot.start(answer.leased)
+                started = True
         except (asyncio.CancelledError, Unavailable) as error:
             # The caller has left, or nobody knows whether it was decided. If it was, the decision stands: a reserved
             # worker must still start the task.
@@ -291,7 +307,7 @@ class TaskWriter:
         finally:
             if slot is not None and not started:
                 slot.give_back()
-        return accepted
+        return answer
 
     def cancel(
         self,

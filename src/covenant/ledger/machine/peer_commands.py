@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from covenant.ledger.machine.commands import AUDIT, Accept, Command, Key
+from covenant.ledger.machine.commands import AUDIT, Accept, Command, Key, LeasedTask
 from covenant.model.ids import AgentId
 from covenant.model.peers.delegation import (
     Challenge,
@@ -208,10 +208,11 @@ class ReceivedFromPeer(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of an envelope. `moved` is None if it was about no known delegation.
 
     `known`: it brought work that was begun before, and whose delegation is gone. Nothing was begun. `repeated`: a
-    message with its number was received before.
+    message with its number was received before. `leased`: the work that was begun, if it was leased to its starter.
     """
 
     moved: DelegationMoved | None = None
+    leased: LeasedTask | None = None
     known: bool = False
     repeated: bool = False
 

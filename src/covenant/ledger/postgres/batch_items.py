@@ -30,6 +30,7 @@ from covenant.ledger.machine.commands import (
 )
 from covenant.ledger.machine.events import AnyEvent
 from covenant.ledger.machine.identity_commands import WriteAuditRow
+from covenant.ledger.machine.peer_commands import ReceiveFromPeer
 from covenant.ledger.postgres.batch_state import BatchState
 from covenant.ledger.postgres.missing_rows import Want, WantQueue, WantRequest, WantResults, WantShared, WantTask
 from covenant.ledger.postgres.news import Topics
@@ -201,6 +202,8 @@ def hints(batch: Sequence[Item]) -> list[Want]:
     results: dict[PublicKey | None, int] = {}
     for item in batch:
         command = item.command
+        if isinstance(command, ReceiveFromPeer) and command.accept is not None:
+            command = command.accept
         if isinstance(command, TaskCommand):
             wants.append(WantTask(command.task_id))
         elif isinstance(command, Accept):

@@ -1,7 +1,8 @@
 """Offers from peers: accepted or rejected, canceled, and reported on until the result is sent.
 
-Accepting an offer creates the task of its agent in the same record: there is no task without a delegation, and no
-accept without a task. The task's id is derived from the peer and the offer's id, so one offer never starts two tasks.
+Accepting an offer creates the task of its agent in the same record, and leases it if the agent is here and free: there
+is no task without a delegation, and no accept without a task. The task's id is derived from the peer and the
+offer's id, so one offer never starts two tasks.
 
 The agent gets `task` as its text, then `parts`; `context` comes as a resource of that name and in the message's
 metadata. The agreed terms are in the request's metadata (`covenant.peer`).
@@ -111,9 +112,7 @@ class Provider(PeerService):
         draining: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__(context)
-        self._draining = draining
-        self._catalogue = catalogue
-        self._used = used
+        self._catalogue, self._used, self._draining = catalogue, used, draining
         self._rate = OfferRate(context.settings, self._monotonic_ms)
         self._budgets, self._prices = amounts_of(self._settings.profile_budgets), amounts_of(self._settings.prices)
         self._attending: dict[DelegationKey, asyncio.Task[None]] = {}
@@ -232,16 +231,17 @@ class Provider(PeerService):
         )
         task = self._task(incoming.peer, offer, terms, agent)
         self._check(task, agent)
-        return await self._ledger.commit(
-            ReceiveFromPeer(
+        return await self._context.writer.begin(
+            task,
+            lambda starter: ReceiveFromPeer(
                 envelope=incoming.envelope,
                 key=begin.key,
                 by=incoming.peer.agent,
                 begin=begin,
                 happenings=("offer", "accept"),
                 said=(outgoing(accept_message(begin)),),
-                accept=Begin(task=task, digest=_digest(incoming.peer, offer)),
-            )
+                accept=Begin(task=task, digest=_digest(incoming.peer, offer), starter=starter),
+            ),
         )
 
     async def _reject(

@@ -286,11 +286,13 @@ def receive_from_peer(decide: DecisionContext, command: ReceiveFromPeer) -> Rece
     if record is not None and record.ended:
         decide.add(DelegationPut(before))
         return ReceivedFromPeer(moved=DelegationMoved(delegation=before, changed=False))
-    if command.accept is not None and record is None and acceptance.accept(decide, command.accept).duplicate:
+    accepted = acceptance.accept(decide, command.accept) if command.accept is not None and record is None else None
+    if accepted is not None and accepted.duplicate:
         return ReceivedFromPeer(known=True)
     state = record.state if record is not None else None
     after = _moved(decide, before, state, command.happenings, command.changes)
-    return ReceivedFromPeer(moved=_put_messages(decide, after, command.said, command.by))
+    leased = accepted.leased if accepted is not None else None
+    return ReceivedFromPeer(moved=_put_messages(decide, after, command.said, command.by), leased=leased)
 
 
 def _check_outbox(decide: DecisionContext, peer: InstanceId) -> None:
