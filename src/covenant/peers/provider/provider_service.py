@@ -23,8 +23,7 @@ import msgspec
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.tasks.builder import build_task, check_message, check_size
 from covenant.exchange.tasks.reader import TaskReader
-from covenant.ledger.machine.commands import Accept as Begin
-from covenant.ledger.machine.commands import Cancel as EndTask
+from covenant.ledger.machine.commands import Accept, Cancel
 from covenant.ledger.machine.peer_commands import DelegationChanges, ReceivedFromPeer, ReceiveFromPeer, SendToPeer
 from covenant.model.a2a_requests import Message
 from covenant.model.agent_definition import CatalogueAgent
@@ -54,8 +53,7 @@ from covenant.model.peers.delegation_messages import (
 from covenant.model.peers.instance import InstanceId
 from covenant.model.peers.usage_by_day import day_of
 from covenant.model.sanitizer import blocks_named_safely, unreserved_parts
-from covenant.model.task import Hop, Task, fingerprint
-from covenant.model.task_view import first_message
+from covenant.model.task import Hop, Task, weigh
 from covenant.model.tenants import DEFAULT
 from covenant.peers.message_redaction import Redacted, outgoing, redact_aside
 from covenant.peers.peer_settings import PeerContext, PeerService, amounts_of
@@ -117,9 +115,8 @@ class Provider(PeerService):
         self._budgets, self._prices = amounts_of(self._settings.profile_budgets), amounts_of(self._settings.prices)
         self._attending: dict[DelegationKey, asyncio.Task[None]] = {}
         self._telling: set[asyncio.Task[None]] = set()
-        self._stopped = asyncio.Event()
+        self._stopped, self._woken = asyncio.Event(), asyncio.Event()
         self._heard_of: set[InstanceId] = set()
-        self._woken = asyncio.Event()
         if context.shared is not None:
             context.ledger.on_peer(self._note_peer)
 
@@ -195,11 +192,12 @@ class Provider(PeerService):
         ledger, peer, now_ms = self._ledger, incoming.peer, self._now_ms()
         # The time that a message was on its way looks like skew, so skew counts no further than clocks may be apart.
         skew_ms = max(-SKEW_MS, min(SKEW_MS, now_ms - (incoming.envelope.sent_at_ms or now_ms)))
-        live = await ledger.delegations_live(DelegationRole.PROVIDER, peer.id)
+        live = await ledger.delegations_live(DelegationRole.PROVIDER)
+        budgets = [each.budget for each in live if each.peer == peer.id]
         accepted, used = await self._used_today(peer, now_ms)
         facts = OfferFacts(
-            active=len(await ledger.delegations_live(DelegationRole.PROVIDER)),
-            active_of_peer=len(live),
+            active=len(live),
+            active_of_peer=len(budgets),
             profile=profile,
             us=self._keyring,
             now_ms=now_ms,
@@ -207,7 +205,7 @@ class Provider(PeerService):
             skew_ms=skew_ms,
             draining=self._draining(),
             accepted_today=accepted,
-            tokens_today=used + sum(each.budget for each in live),
+            tokens_today=used + sum(budgets),
         )
         return judge_offer(offer, peer, facts, self._settings, rate=self._rate, revoked=ledger.token_revoked)
 
@@ -230,7 +228,7 @@ class Provider(PeerService):
             status_interval_ms=terms.status_interval_ms,
         )
         task = self._task(incoming.peer, offer, terms, agent)
-        self._check(task, agent)
+        size, digest = self._check(task, agent), _digest(incoming.peer, offer)
         return await self._context.writer.begin(
             task,
             lambda starter: ReceiveFromPeer(
@@ -240,7 +238,7 @@ class Provider(PeerService):
                 begin=begin,
                 happenings=("offer", "accept"),
                 said=(outgoing(accept_message(begin)),),
-                accept=Begin(task=task, digest=_digest(incoming.peer, offer), starter=starter),
+                accept=Accept(task=task, digest=digest, starter=starter, body_bytes=size),
             ),
         )
 
@@ -321,7 +319,7 @@ class Provider(PeerService):
             reason = cancel.reason or "cancelled by the peer"
             # The reporter sees the task end and sends the result. After a crash, the next reporter cancels the task.
             with suppress(NotFound):
-                await self._ledger.commit(EndTask(task_id=delegation.task_id, by=incoming.peer.agent, reason=reason))
+                await self._ledger.commit(Cancel(task_id=delegation.task_id, by=incoming.peer.agent, reason=reason))
             self._attend(key)
         return heard
 
@@ -392,15 +390,17 @@ class Provider(PeerService):
             },
         )
 
-    def _check(self, task: Task, agent: CatalogueAgent | None) -> None:
-        """The checks of every other door. Raises `OfferRejected` for content that the agent does not accept."""
+    def _check(self, task: Task, agent: CatalogueAgent | None) -> int:
+        """The checks of every other door. Returns the task's bytes, or raises `OfferRejected`."""
+        size = weigh(task)
         try:
-            check_size(fingerprint(task)[1], TASK_BYTES_MAX)
+            check_size(size, TASK_BYTES_MAX)
             if agent is not None:
-                asked = Message(message_id=task.id, parts=first_message(task).parts)
+                asked = Message(message_id=task.id, parts=task.parts or (Text(task.intent_text),))
                 check_message(asked, agent, agent.definition.extensions)
         except Refusal as refusal:
             raise OfferRejected("invalid", refusal.message) from None
+        return size
 
     # Reports on tasks
 

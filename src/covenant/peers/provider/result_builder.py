@@ -228,14 +228,12 @@ def build_result(work: FinishedWork, key: PurposeKey, settings: PeerSettings, no
         # The parts hold a number that the canonical form cannot have. The requester would refuse it, too.
         why = result.error or "its parts were left out: its parts hold numbers that cannot be signed"
         proven = signed(replace(result, parts=(), error=why, error_code=LEFT_OUT))
-    body = wire.encode(proven)
-    if settings.transcripts == "full" and not held_back:
-        whole = replace(proven, transcript=lines.message)
-        encoded = wire.encode(whole)
-        if len(encoded) <= BODY_BYTES_MAX:
-            proven, body = whole, encoded
-    message = PeerMessage(typ=wire.type_of(proven), body=msgspec.Raw(body))
-    return BuiltResult(proven, message, (*cleared.findings, *lines.findings))
+    whole = replace(proven, transcript=lines.message) if settings.transcripts == "full" and not held_back else proven
+    body = wire.encode(whole)
+    if whole is not proven and len(body) > BODY_BYTES_MAX:
+        whole, body = proven, wire.encode(proven)
+    message = PeerMessage(typ=wire.type_of(whole), body=msgspec.Raw(body))
+    return BuiltResult(whole, message, (*cleared.findings, *lines.findings))
 
 
 def usage_of(used: Any, spent: Any = None) -> TokenUsage:

@@ -190,7 +190,10 @@ class PeerConnection:
                 )
             )
             async with aclosing(response):
-                return PeerResponse(response.status, _plain(response), await _read(response, bytes_max))
+                plain = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers}
+                if plain.get("content-encoding", "identity") != "identity":
+                    raise PeerConflict("bad_response", "the answer is compressed, and compression was not asked for")
+                return PeerResponse(response.status, plain, await _read(response, bytes_max))
 
     def _read_place(self) -> _Place:
         """The peer's address, as an operator or a setting gave it."""
@@ -221,13 +224,7 @@ class PeerConnection:
         return self._pool
 
 
-def _plain(response: httpcore2.Response) -> Mapping[str, str]:
-    return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers}
-
-
 async def _read(response: httpcore2.Response, bytes_max: int) -> bytes:
-    if _plain(response).get("content-encoding", "identity") != "identity":
-        raise PeerConflict("bad_response", "the answer is compressed, and compression was not asked for")
     pieces: list[bytes] = []
     size = 0
     async with aclosing(response.aiter_stream()) as stream:
