@@ -112,7 +112,9 @@ async def open_peer_services(base: Base, register: PoolRegister) -> AsyncIterato
             begin_life=partial(_begin_life, base) if base.storage.shared_keys is None else None,
             shared=_shared_instance(base),
         )
-        services = PeerServices(context, base.access.catalogue, register.used, base.access.intake.drain_requested.is_set)
+        services = PeerServices(
+            context, base.access.catalogue, register.used, base.access.intake.drain_requested.is_set
+        )
         await services.inbox.relay.open()
         stack.push_async_callback(services.directory.stop)
         stack.push_async_callback(services.stop)

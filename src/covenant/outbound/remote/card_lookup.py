@@ -82,7 +82,7 @@ def _card(answer: Fetched) -> RemoteCard:
     if not 200 <= status < 300:
         said = error_text(answer.body)
         words = f"was refused: {said} (HTTP {status})" if said else f"was answered with HTTP {status}"
-        raise RemoteRefused("unavailable", f"the card at {answer.url} {words}", status=status, said=said)
+        raise RemoteRefused("unavailable", f"the card at {answer.url} {words}", status=status, remote_message=said)
     return read_card(answer.body, answer.url)
 
 
