@@ -1,6 +1,7 @@
 """A delegation between instances, from the offer to the proven result, over sealed envelopes and real sockets."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from covenant.exchange.access.principals import Principal
 from covenant.exchange.delegation import OrphanCanceller
 from covenant.exchange.mailbox import MailboxExchange
 from covenant.exchange.tasks.reader import read_tree
+from covenant.ledger.embedded.journal.segments import list_segments
 from covenant.ledger.machine.commands import Cancel, Sweep
 from covenant.ledger.machine.identity_commands import ChangeTenant, MakeGrant
 from covenant.ledger.machine.peer_commands import LearnPeer
@@ -52,19 +54,17 @@ async def test_a_task_is_done_by_a_peer_and_its_result_is_proven(tmp_path: Path)
 
 
 async def test_an_offer_is_accepted_and_its_work_begun_by_one_record(tmp_path: Path) -> None:
-    begun: list[int] = []
-
-    async def count(turn: Any) -> str:
-        begun.append(paul.ledger.durable_seq)
-        return str(turn.text)
-
-    async with two_peers(tmp_path, worker(count)) as (rita, paul):
-        await rita.ended(await rita.delegate(paul, "the first one asks for capabilities, too"))
-        await paul.until_addressees(lambda waiting: not waiting)
-        before = paul.ledger.durable_seq
+    async with two_peers(tmp_path, worker(shout)) as (rita, paul):
         view = await rita.ended(await rita.delegate(paul))
         assert view.state is TaskState.COMPLETED
-        assert begun[1] == before + 1
+        (work,) = await paul.works()
+    records = [
+        json.loads(line)["events"]
+        for segment in list_segments(tmp_path / "paul" / "ledger" / "journal")
+        for line in segment.path.read_bytes().splitlines()
+    ]
+    (accepted,) = [events for events in records if any(event["type"] == "task_sent" for event in events)]
+    assert [event["task_id"] for event in accepted if event["type"] == "task_leased"] == [work.task_id]
 
 
 async def test_an_offer_that_finds_no_free_place_waits_and_is_done(tmp_path: Path) -> None:
