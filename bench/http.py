@@ -7,6 +7,7 @@ server under both faster would make the promise harder to keep.
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import time
@@ -32,6 +33,8 @@ CONNECTIONS: Final = 64
 SENDER: Final = "sender@bench"
 # A queue takes 100,000 tasks; nobody takes them out here.
 RECIPIENTS: Final = tuple(f"recipient-{number}@bench" for number in range(8))
+# Nor do they end: a sender may have 100,000 that have not, which is fewer than five rounds send.
+LIMITS: Final = {"COVENANT_TENANTS_LIVE_TASKS": "1000000", "COVENANT_TENANTS_QUEUED_BYTES": str(4 << 30)}
 CAUGHT_UP_S: Final = 60.0
 
 _LAG: Final = re.compile(r"^covenant_archive_lag_records (\S+)$", re.MULTILINE)
@@ -124,7 +127,7 @@ def _round(target: Target, scale: Scale, round_no: int) -> Loaded:
 def _daemon(workspace: Path) -> Iterator[Target]:
     home = workspace / "d"  # the socket's path must stay under 108 bytes
     command = [children.COVENANT, "serve", "--home", str(home), "--http-port", "0"]
-    with children.server(command, workspace / "daemon.log") as process:
+    with children.server(command, workspace / "daemon.log", {**os.environ, **LIMITS}) as process:
         port = port_of(process)
         with DaemonClient(home, read_token(home, None, {})) as operator:
             recipients = [operator.ask("enroll_identity", display=display, actions=[]) for display in RECIPIENTS]
