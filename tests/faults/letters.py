@@ -21,7 +21,7 @@ from covenant.ledger.machine.peer_commands import (
     ChangePeer,
     DelegationChanges,
     LearnPeer,
-    MoveParcels,
+    MoveOutbox,
     ReceiveFromPeer,
     RemovePeer,
     RevokeToken,
@@ -97,8 +97,8 @@ FIRST: Final[Sequence[Command[Any]]] = (
     verifying(),
     offering(1),
     heard("accept", seq=1, delegation_id="d"),
-    MoveParcels(moves=(undelivered(1),)),
-    MoveParcels(moves=(delivered(1),)),
+    MoveOutbox(moves=(undelivered(1),)),
+    MoveOutbox(moves=(delivered(1),)),
     offered(2, "work", starter=Starter(CAROL, "here", "boot-1")),
     told(OURS, "start", "status", typ=STATUS, latest=True, status_seq=1),
     told(OURS, "status", typ=STATUS, latest=True, status_seq=2),
@@ -108,7 +108,7 @@ FIRST: Final[Sequence[Command[Any]]] = (
 )
 SECOND: Final[Sequence[Command[Any]]] = (
     heard("status", seq=2, status_seq=1, message="at it"),
-    MoveParcels(moves=(delivered(1, OURS), undelivered(2, OURS))),
+    MoveOutbox(moves=(delivered(1, OURS), undelivered(2, OURS))),
     told(key_of(1), "cancel", typ="delegation_cancel"),
     ChangePeer(id=id_of(1), by=OPERATOR, trust=Trust.TRUSTED),
     told(OURS, "result_completed", typ="delegation_result"),
@@ -120,9 +120,9 @@ SECOND: Final[Sequence[Command[Any]]] = (
     SucceedPeer(by=OPERATOR, old=id_of(2), keys_shown=keys_of(4), vouched=True),
 )
 THIRD: Final[Sequence[Command[Any]]] = (
-    MoveParcels(moves=(delivered(3, OURS), delivered(2))),
+    MoveOutbox(moves=(delivered(3, OURS), delivered(2))),
     told(key_of(4, role=DelegationRole.PROVIDER, peer=4), "result_failed", typ="delegation_result", code="no"),
-    MoveParcels(moves=(delivered(9, key_of(4, role=DelegationRole.PROVIDER, peer=4)),)),
+    MoveOutbox(moves=(delivered(9, key_of(4, role=DelegationRole.PROVIDER, peer=4)),)),
     RemovePeer(id=id_of(4), by=OPERATOR),
     ReceiveFromPeer(envelope=envelope("last")),
 )
@@ -144,7 +144,7 @@ async def picture(ledger: Ledger) -> dict[str, Any]:
         "peers": tuple(ledger.peers()),
         "delegations": tuple(await ledger.delegations()),
         "live": [{each.key for each in await ledger.delegations_live(role)} for role in DelegationRole],
-        "parcels": [tuple(await ledger.parcels(id_of(number))) for number in PEERS],
+        "parcels": [tuple(await ledger.peer_outbox(id_of(number))) for number in PEERS],
         "addressees": sorted(await ledger.addressees()),
         "envelopes": [await ledger.envelope_taken(each.sender, each.jti) for _, each in TAKEN],
         "revoked": ledger.token_revoked("t1"),

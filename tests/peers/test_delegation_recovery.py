@@ -358,7 +358,7 @@ async def test_a_provider_that_rejected_a_lost_offer_rejects_it_again(tmp_path: 
             await rita.stands(task_id, LOST)
             await rita.requester.offer_again(OPERATOR, task_id)
             await paul.until_works(lambda works: works[0].heard == 2)
-            await paul.until_parcels(rita.id, lambda parcels: len(parcels) == 2)
+            await paul.until_parcels(rita.id, lambda messages: len(messages) == 2)
         async with two.paul(settings=full):
             assert said(await rita.ended(task_id)).startswith("busy")
             assert (await rita.delegation(task_id)).state is REJECTED

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import pytest
 
-from covenant.ledger.machine.peer_commands import MoveParcels
+from covenant.ledger.machine.peer_commands import MoveOutbox
 from covenant.model.errors import Conflict, Refusal
 from covenant.model.ids import TaskId
 from covenant.model.peers.delegation import (
@@ -149,11 +149,11 @@ class Town:
 
     async def carry(self) -> None:
         one, other = self._ways()[self.chance.randrange(2)]
-        parcels = await one.ledger.parcels(other.id)
-        if not parcels:
+        messages = await one.ledger.peer_outbox(other.id)
+        if not messages:
             return
-        key = self.chance.choice(list(dict.fromkeys(each.delegation for each in parcels)))
-        waiting = [each for each in parcels if each.delegation == key]
+        key = self.chance.choice(list(dict.fromkeys(each.delegation for each in messages)))
+        waiting = [each for each in messages if each.delegation == key]
         fate = self.chance.random()
         if fate < 0.1:
             await self._failed(one, waiting[0])
@@ -173,45 +173,45 @@ class Town:
             with pytest.raises(Refusal):
                 await getattr(self, name).inbox.receive(envelope, None)
 
-    async def _hand(self, one: PeerUnderTest, other: PeerUnderTest, parcel: OutboxMessage) -> bool:
+    async def _hand(self, one: PeerUnderTest, other: PeerUnderTest, message: OutboxMessage) -> bool:
         """Whether it was taken. Whatever comes of it, nothing is heard but what comes next."""
-        key = DelegationKey(ROLES[parcel.role], one.id, parcel.offer_id)
+        key = DelegationKey(ROLES[message.role], one.id, message.offer_id)
         before = await other.ledger.delegation(key)
-        self.handed[parcel.delegation] = max(parcel.seq, self.handed.get(parcel.delegation, 0))
+        self.handed[message.delegation] = max(message.seq, self.handed.get(message.delegation, 0))
         envelope = one.keyring.seal(
-            bytes(parcel.body),
-            typ=parcel.typ,
+            bytes(message.body),
+            typ=message.typ,
             to=other.id,
             prekey=other.prekey(),
             now_ms=self.clock(),
-            seq=parcel.seq,
+            seq=message.seq,
         )
         try:
             await other.inbox.receive(envelope, None)
         except Conflict as refusal:
-            if refusal.code != "out_of_order" or before is None or parcel.seq <= before.heard + 1:
+            if refusal.code != "out_of_order" or before is None or message.seq <= before.heard + 1:
                 raise
             assert await heard(other, key) == before.heard
             return False
         self.copies.append((other.name, envelope))
         if before is not None:
-            assert await heard(other, key) == max(before.heard, parcel.seq) <= before.heard + 1
+            assert await heard(other, key) == max(before.heard, message.seq) <= before.heard + 1
         else:
             # What is said of something unknown changes nothing, unless it is the offer, or a cancel in its place.
-            begins = parcel.typ in ("delegation_offer", "delegation_cancel")
-            assert await heard(other, key) == (parcel.seq if begins else 0)
+            begins = message.typ in ("delegation_offer", "delegation_cancel")
+            assert await heard(other, key) == (message.seq if begins else 0)
         return True
 
-    async def _taken(self, one: PeerUnderTest, parcel: OutboxMessage) -> None:
+    async def _taken(self, one: PeerUnderTest, message: OutboxMessage) -> None:
         await one.ledger.commit(
-            MoveParcels(moves=(OutboxMove(delegation=parcel.delegation, seq=parcel.seq, delivered=True),))
+            MoveOutbox(moves=(OutboxMove(delegation=message.delegation, seq=message.seq, delivered=True),))
         )
 
-    async def _failed(self, one: PeerUnderTest, parcel: OutboxMessage) -> None:
+    async def _failed(self, one: PeerUnderTest, message: OutboxMessage) -> None:
         move = OutboxMove(
-            delegation=parcel.delegation, seq=parcel.seq, attempts=parcel.attempts + 1, failure="lost", next_ms=0
+            delegation=message.delegation, seq=message.seq, attempts=message.attempts + 1, failure="lost", next_ms=0
         )
-        await one.ledger.commit(MoveParcels(moves=(move,)))
+        await one.ledger.commit(MoveOutbox(moves=(move,)))
 
     def _ways(self) -> tuple[tuple[PeerUnderTest, PeerUnderTest], ...]:
         return (self.rita, self.paul), (self.paul, self.rita)
@@ -241,16 +241,16 @@ class Town:
             while True:
                 bell.clear()
                 for one, other in self._ways():
-                    for parcel in await one.ledger.parcels(other.id):
-                        assert await self._hand(one, other, parcel)
-                        await self._taken(one, parcel)
+                    for message in await one.ledger.peer_outbox(other.id):
+                        assert await self._hand(one, other, message)
+                        await self._taken(one, message)
                 if await self._over():
                     break
                 await bell.wait()
         await self.check()
 
     async def _over(self) -> bool:
-        quiet = not any([await one.ledger.parcels(other.id) for one, other in self._ways()])
+        quiet = not any([await one.ledger.peer_outbox(other.id) for one, other in self._ways()])
         known = [each for at in (self.rita, self.paul) for each in await at.ledger.delegations()]
         return quiet and all(each.ended for each in known)
 

@@ -57,7 +57,7 @@ async def everything(at: PeerUnderTest, task_id: Any) -> str:
     return (
         steps
         + repr(await at.ledger.delegations())
-        + repr([await at.ledger.parcels(peer.id) for peer in at.ledger.peers()])
+        + repr([await at.ledger.peer_outbox(peer.id) for peer in at.ledger.peers()])
     )
 
 

@@ -301,7 +301,7 @@ class TransportUnderTest:
 
     async def until_parcels(self, peer: InstanceId, holds: Callable[[Sequence[OutboxMessage]], Any]) -> None:
         async def look() -> Any:
-            return holds(await self.ledger.parcels(peer))
+            return holds(await self.ledger.peer_outbox(peer))
 
         await self.until(look)
 

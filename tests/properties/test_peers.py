@@ -23,7 +23,7 @@ from covenant.ledger.machine.peer_commands import (
     ChangePeer,
     DelegationChanges,
     LearnPeer,
-    MoveParcels,
+    MoveOutbox,
     ReceiveFromPeer,
     RemovePeer,
     RevokeToken,
@@ -102,7 +102,7 @@ def deliveries(draw: st.DrawFn) -> Command[Any]:
         seq=SEQS,
         delivered=st.booleans(),
     )
-    return MoveParcels(moves=tuple(draw(st.lists(moves, min_size=1, max_size=4))))
+    return MoveOutbox(moves=tuple(draw(st.lists(moves, min_size=1, max_size=4))))
 
 
 @st.composite
@@ -148,8 +148,8 @@ def check(state: LedgerState) -> None:
     for peer in state.peers_by_id.values():
         assert state.peer_named(peer.name) == peer
     waiting: dict[Any, list[int]] = {}
-    for parcel in state.all_outbox_messages():
-        waiting.setdefault(parcel.delegation, []).append(parcel.seq)
+    for message in state.all_outbox_messages():
+        waiting.setdefault(message.delegation, []).append(message.seq)
     for key, numbers in waiting.items():
         assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
         delegation = state.delegation(key)

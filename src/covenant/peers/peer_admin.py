@@ -106,7 +106,7 @@ class PeerAdmin(PeerService):
     async def waiting(self, peer: InstanceId) -> PendingMessages:
         troubles = [each for each in self._services.outbox.troubles() if each.peer == peer]
         first = min(troubles, key=lambda each: each.next_ms, default=None)
-        count = len(await self._ledger.parcels(peer))
+        count = len(await self._ledger.peer_outbox(peer))
         return PendingMessages(count, first.failure, first.next_ms) if first is not None else PendingMessages(count)
 
     async def add(

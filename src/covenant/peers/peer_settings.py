@@ -242,7 +242,7 @@ class PeerSettings:
 class SharedInstance:
     """The differences if several daemons share a ledger and are one instance."""
 
-    life: Callable[[], str | None]
+    ledger_epoch: Callable[[], str | None]
     """As `PeerContext.epoch`. Another daemon may begin a new one."""
     serves: Callable[[InstanceId], bool]
     """Whether this daemon is the one that delivers to a peer, reports to it and maintains its record."""
@@ -276,7 +276,7 @@ class PeerContext:
     """The epoch of our ledger; None: the first one. A restore from a backup begins a new one."""
     ledger_end: Callable[[], int | None] = lambda: None
     """How many records of our ledger are durable; None if that is unknown."""
-    begin_life: Callable[[], str] | None = None
+    begin_epoch: Callable[[], str] | None = None
     """Begins a new epoch of our ledger, durably, since it is an older copy of itself. Blocks."""
     shared: SharedInstance | None = None
     """None: no other daemon has this ledger."""
@@ -290,9 +290,9 @@ class PeerContext:
     """Each says whether a peer is known to accept nothing now; the transport and the directory add them."""
 
     @property
-    def life(self) -> str | None:
+    def ledger_epoch(self) -> str | None:
         """The present epoch of our ledger; None: the first one."""
-        return self.epoch if self.shared is None else self.shared.life()
+        return self.epoch if self.shared is None else self.shared.ledger_epoch()
 
     def serves(self, peer: InstanceId) -> bool:
         return self.shared is None or self.shared.serves(peer)
@@ -312,7 +312,9 @@ class PeerService:
 
     def _epoch_for(self, peer: Peer | None) -> str | None:
         """The epoch of our ledger for an envelope to this peer; None for a peer that does not know epochs."""
-        return self._context.life if peer is not None and peer.keys is not None and peer.keys.has_epochs else None
+        return (
+            self._context.ledger_epoch if peer is not None and peer.keys is not None and peer.keys.has_epochs else None
+        )
 
     def _certified_for(self, peer: Peer | None) -> bool:
         """Whether this peer knows certificates, so that a purpose key signs its envelopes."""

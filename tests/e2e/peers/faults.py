@@ -128,7 +128,7 @@ async def _left(node: Node, role: DelegationRole, peer: InstanceId) -> dict[str,
     """The delegations in a daemon's ledger; nothing may wait in it."""
     ledger = await open_ledger(node.home, clock=lambda: time.time_ns() // 1_000_000)
     try:
-        assert not await ledger.parcels(peer), f"something waits at {node.name}"
+        assert not await ledger.peer_outbox(peer), f"something waits at {node.name}"
         return {each.offer_id: each for each in await ledger.delegations() if each.role is role}
     finally:
         await ledger.close()

@@ -44,7 +44,7 @@ async def known(ledger: Ledger) -> dict[str, Any]:
         "delegations": delegations,
         "of task": [await ledger.delegation_of(each.task_id) for each in delegations],
         "live": [await ledger.delegations_live(role, peer) for role in DelegationRole for peer in [None, *everybody]],
-        "parcels": [(peer, await ledger.parcels(peer)) for peer in everybody],
+        "parcels": [(peer, await ledger.peer_outbox(peer)) for peer in everybody],
         "addressees": sorted(await ledger.addressees()),
         "envelopes": [await ledger.envelope_taken(peer, f"j{number}") for peer in everybody for number in range(9)],
         "revoked": [ledger.token_revoked(f"t{number}") for number in range(3)],

@@ -14,7 +14,7 @@ from covenant.ledger.machine.peer_commands import (
     ChangePeer,
     DelegationChanges,
     LearnPeer,
-    MoveParcels,
+    MoveOutbox,
     PeerMessage,
     ReceiveFromPeer,
     RemovePeer,
@@ -191,7 +191,7 @@ def peer_commands() -> list[Command[Any]]:
         offered(2, jti="again"),
         ReceiveFromPeer(envelope=envelope("alone")),
         ReceiveFromPeer(envelope=envelope("stranger", peer=9)),
-        MoveParcels(moves=(undelivered(1), delivered(1))),
+        MoveOutbox(moves=(undelivered(1), delivered(1))),
         RemovePeer(id=id_of(1), by=OPERATOR),
         heard("result_completed", seq=3, jti="end", result=result_of()),
         SendToPeer(key=key_of(1), changes=DelegationChanges(result=None)),
@@ -213,10 +213,10 @@ def held(state: LedgerState) -> dict[str, Any]:
         "ended": (state.delegations_ended_count(), state.delegation_ended_first()),
         "live": {each.key for role in DelegationRole for each in state.delegations_live(role)},
         "parcels": sorted(
-            state.all_outbox_messages(), key=lambda parcel: (parcel.peer, parcel.role, parcel.offer_id, parcel.seq)
+            state.all_outbox_messages(), key=lambda message: (message.peer, message.role, message.offer_id, message.seq)
         ),
         "addressees": set(state.addressees()),
-        "counts": {peer: state.parcel_count(peer) for peer in state.addressees()},
+        "counts": {peer: state.outbox_count(peer) for peer in state.addressees()},
         "envelopes": sorted(state.all_envelopes(), key=lambda envelope: (envelope.sender, envelope.jti)),
         "revoked": dict(state.tokens_revoked),
         "usage": list(state.peer_usage(0, None)),

@@ -260,21 +260,21 @@ class Recording:
         self._need(("delegations",))
         return self._state.delegation_ended_first()
 
-    def parcel(self, key: DelegationKey, seq: int) -> OutboxMessage | None:
+    def outbox_message(self, key: DelegationKey, seq: int) -> OutboxMessage | None:
         self._need(_delegation(key))
-        return self._state.parcel(key, seq)
+        return self._state.outbox_message(key, seq)
 
-    def parcel_count(self, peer: InstanceId) -> int:
+    def outbox_count(self, peer: InstanceId) -> int:
         self._need(("peer", peer))
-        return self._state.parcel_count(peer)
+        return self._state.outbox_count(peer)
 
-    def parcel_first(self, key: DelegationKey) -> OutboxMessage | None:
+    def outbox_first(self, key: DelegationKey) -> OutboxMessage | None:
         self._need(_delegation(key))
-        return self._state.parcel_first(key)
+        return self._state.outbox_first(key)
 
-    def parcel_last(self, key: DelegationKey) -> OutboxMessage | None:
+    def outbox_last(self, key: DelegationKey) -> OutboxMessage | None:
         self._need(_delegation(key))
-        return self._state.parcel_last(key)
+        return self._state.outbox_last(key)
 
     def envelope_taken(self, sender: InstanceId, jti: str) -> bool:
         self._need(("envelopes", sender))

@@ -12,7 +12,7 @@ from covenant.ledger.machine.peer_commands import (
     ChangePeer,
     DelegationChanges,
     LearnPeer,
-    MoveParcels,
+    MoveOutbox,
     ReceiveFromPeer,
     RemovePeer,
     RevokeToken,
@@ -79,7 +79,7 @@ def snapshot(pure: Pure) -> bytes:
 
 
 def waiting(pure: Pure) -> list[tuple[int, str]]:
-    return [(parcel.seq, bytes(parcel.body).decode()) for parcel in pure.state.outbox_of(id_of(1))]
+    return [(message.seq, bytes(message.body).decode()) for message in pure.state.outbox_of(id_of(1))]
 
 
 def state_of(pure: Pure, number: int = 1, role: DelegationRole = DelegationRole.REQUESTER) -> DelegationState:
@@ -206,7 +206,7 @@ class TestTrust:
         delegation = pure.state.delegation(key_of(1, peer=4))
         assert delegation is not None
         assert pure.state.delegation_of(delegation.task_id) == delegation
-        assert [parcel.delegation for parcel in pure.state.outbox_of(id_of(4))] == [delegation.key]
+        assert [message.delegation for message in pure.state.outbox_of(id_of(4))] == [delegation.key]
         assert list(pure.state.delegations_live(DelegationRole.REQUESTER, id_of(4))) == [delegation]
         assert (list(pure.state.outbox_of(id_of(1))), pure.state.delegations_live_count(id_of(1))) == ([], 0)
 
@@ -379,7 +379,7 @@ class TestWhatIsSaid:
         pure = known()
         pure.do(offering())
         pure.do(SendToPeer(key=key_of(), said=(said("delegation_status", b"2", latest=True),)))
-        pure.do(MoveParcels(moves=(undelivered(2),)))
+        pure.do(MoveOutbox(moves=(undelivered(2),)))
         pure.do(SendToPeer(key=key_of(), said=(said("delegation_status", b"3", latest=True),)))
         pure.do(SendToPeer(key=key_of(), said=(said("delegation_cancel", b"4", latest=True),)))
         assert waiting(pure) == [(1, "{}"), (2, "2"), (3, "3"), (4, "4")]
@@ -387,7 +387,7 @@ class TestWhatIsSaid:
     def test_a_number_is_never_used_again_once_it_was_delivered(self) -> None:
         pure = known()
         pure.do(offering())
-        pure.do(MoveParcels(moves=(delivered(1),)))
+        pure.do(MoveOutbox(moves=(delivered(1),)))
         pure.do(SendToPeer(key=key_of(), said=(said(body=b"2", latest=True),)))
         assert waiting(pure) == [(2, "2")]
 
@@ -437,20 +437,20 @@ class TestDelivery:
         pure.do(SendToPeer(key=key_of(), said=tuple(said(body=str(seq).encode()) for seq in (2, 3, 4))))
         return pure
 
-    def parcel(self, pure: Pure, seq: int) -> OutboxMessage:
-        parcel = pure.state.parcel(key_of(), seq)
-        assert parcel is not None
-        return parcel
+    def outbox_message(self, pure: Pure, seq: int) -> OutboxMessage:
+        message = pure.state.outbox_message(key_of(), seq)
+        assert message is not None
+        return message
 
     def test_a_failure_is_shown_until_it_is_delivered(self) -> None:
         pure = self.started()
-        pure.do(MoveParcels(moves=(undelivered(1, attempts=3),)))
-        first = self.parcel(pure, 1)
+        pure.do(MoveOutbox(moves=(undelivered(1, attempts=3),)))
+        first = self.outbox_message(pure, 1)
         assert (first.attempts, first.failure, first.next_ms) == (3, "nobody", START_MS + 500)
 
     def test_whoever_has_one_has_all_before_it(self) -> None:
         pure = self.started()
-        pure.do(MoveParcels(moves=(delivered(3),)))
+        pure.do(MoveOutbox(moves=(delivered(3),)))
         assert waiting(pure) == [(4, "4")]
         assert [(each.direction, each.id) for each in pure.state.messages] == [
             ("sent", "1"),
@@ -471,7 +471,7 @@ class TestDelivery:
     )
     def test_several_words_of_delivery_come_to_one_in_whatever_order(self, moves: Any, left: list[int]) -> None:
         pure = self.started()
-        pure.do(MoveParcels(moves=moves))
+        pure.do(MoveOutbox(moves=moves))
         assert [seq for seq, _ in waiting(pure)] == left
 
     def test_nothing_new_is_begun_with_a_peer_for_whom_too_much_waits(self) -> None:
@@ -482,16 +482,16 @@ class TestDelivery:
         assert refused(pure, offered(4)) == "outbox_full"
         pure.do(SendToPeer(key=key_of(), said=(said(),)))
         for number in (1, 2):
-            pure.do(MoveParcels(moves=(delivered(2, key_of(number)),)))
-        assert pure.state.parcel_count(id_of(1)) == 0
+            pure.do(MoveOutbox(moves=(delivered(2, key_of(number)),)))
+        assert pure.state.outbox_count(id_of(1)) == 0
         pure.do(offering(3))
-        assert pure.state.parcel_count(id_of(1)) == 1
+        assert pure.state.outbox_count(id_of(1)) == 1
 
     def test_word_of_what_is_gone_changes_nothing(self) -> None:
         pure = self.started()
-        pure.do(MoveParcels(moves=(delivered(4),)))
+        pure.do(MoveOutbox(moves=(delivered(4),)))
         before = snapshot(pure)
-        pure.do(MoveParcels(moves=(delivered(4), undelivered(3), delivered(1, key_of(9)), undelivered(1, key_of(9)))))
+        pure.do(MoveOutbox(moves=(delivered(4), undelivered(3), delivered(1, key_of(9)), undelivered(1, key_of(9)))))
         assert snapshot(pure) == before
         assert list(pure.state.addressees()) == []
 

@@ -82,7 +82,7 @@ async def told(ledger: Ledger, tasks: list[TaskId]) -> dict[str, Any]:
         "agents": ledger.agents("acme"),
         "peers": ledger.peers(),
         "delegations": await ledger.delegations(),
-        "parcels": [await ledger.parcels(peer.id) for peer in ledger.peers()],
+        "parcels": [await ledger.peer_outbox(peer.id) for peer in ledger.peers()],
         "messages": await ledger.message_log(),
         "usage": await ledger.peer_usage(0),
         "outbox": sorted(await ledger.outbox(), key=lambda each: (each.task_id, each.id)),

@@ -70,8 +70,8 @@ async def hear(rita: PeerUnderTest, paul: PeerUnderTest, offer: DelegationOffer)
 
 
 async def last_proof(paul: PeerUnderTest, rita: PeerUnderTest) -> str:
-    parcels = [each for each in await paul.ledger.parcels(rita.id) if each.typ == RESULT]
-    proof = msgspec.json.decode(parcels[-1].body, type=DelegationResult).proof
+    messages = [each for each in await paul.ledger.peer_outbox(rita.id) if each.typ == RESULT]
+    proof = msgspec.json.decode(messages[-1].body, type=DelegationResult).proof
     assert proof is not None
     return proof.offer_hash
 
@@ -118,7 +118,7 @@ async def test_an_offer_that_comes_while_the_result_is_sent_gets_a_result_of_its
         await hear(rita, paul, anew)
 
         async def told_twice() -> bool:
-            return [each.typ for each in await paul.ledger.parcels(rita.id)].count(RESULT) == 2
+            return [each.typ for each in await paul.ledger.peer_outbox(rita.id)].count(RESULT) == 2
 
         await paul.until(told_twice)
         assert await last_proof(paul, rita) == offer_hash(anew)

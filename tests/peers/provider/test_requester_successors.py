@@ -71,7 +71,7 @@ async def test_an_identity_that_changes_while_a_message_is_made_loses_neither_re
         await paul.until_works(lambda works: works[0].ended)
         (done,) = await paul.works()
         assert (done.peer, done.state) == (found[0], "completed")
-        assert (await paul.ledger.parcels(found[0]))[-1].typ == "delegation_result"
+        assert (await paul.ledger.peer_outbox(found[0]))[-1].typ == "delegation_result"
 
 
 async def test_a_requester_with_another_identity_is_asked(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ async def test_a_requester_with_another_identity_is_asked(tmp_path: Path) -> Non
         asked: list[str] = []
 
         async def look() -> bool:
-            asked[:] = [each.typ for each in await paul.ledger.parcels(new) if b"which colour?" in bytes(each.body)]
+            asked[:] = [each.typ for each in await paul.ledger.peer_outbox(new) if b"which colour?" in bytes(each.body)]
             return bool(asked)
 
         await paul.until(look)

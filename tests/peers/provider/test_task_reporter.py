@@ -52,7 +52,7 @@ async def say(teller: Teller, paul: PeerUnderTest, word: str) -> None:
 
 
 async def waiting(paul: PeerUnderTest, rita: PeerUnderTest) -> list[str]:
-    return [each.typ for each in await paul.ledger.parcels(rita.id)]
+    return [each.typ for each in await paul.ledger.peer_outbox(rita.id)]
 
 
 async def test_what_is_said_while_the_word_before_is_on_its_way_is_heard_after_it(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ async def test_what_is_said_while_the_word_before_is_on_its_way_is_heard_after_i
     async with acquainted(tmp_path, teller) as (rita, paul, to_rita):
         task_id = await rita.delegate(paul)
         await say(teller, paul, "first")
-        await paul.until_parcels(rita.id, lambda parcels: not parcels)
+        await paul.until_parcels(rita.id, lambda messages: not messages)
         assert (await rita.delegation(task_id)).message == "first"
 
         caught = to_rita.catch("answer", says(STATUS))

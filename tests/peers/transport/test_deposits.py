@@ -96,9 +96,9 @@ async def test_a_message_waits_until_its_recipient_says_that_it_has_it(tmp_path:
             assert relay.paths == [f"/relay/{bob.id}/api/v1/a2a/receive"] * 2
             lives = {header["exp"] - header["iat"] for header in relay.headers}
             assert lives == {RELAYED_LIFE_MS_MAX}
-            assert len(await alice.ledger.parcels(bob.id)) == 2
+            assert len(await alice.ledger.peer_outbox(bob.id)) == 2
             await alice.inbox.take(acks(bob, alice, 1, 1), relayed=True)
-            assert [each.seq for each in await alice.ledger.parcels(bob.id)] == [2]
+            assert [each.seq for each in await alice.ledger.peer_outbox(bob.id)] == [2]
             await alice.inbox.take(acks(bob, alice, 1, 2), relayed=True)
             await alice.delivered()
         assert len(relay.headers) == 2
@@ -119,7 +119,7 @@ async def test_what_the_relay_keeps_no_longer_is_left_there_again(tmp_path: Path
             await relay.count(4)
         first, _, *later = relay.headers
         assert first["jti"] not in {header["jti"] for header in later}
-        assert len(await alice.ledger.parcels(bob.id)) == 3
+        assert len(await alice.ledger.peer_outbox(bob.id)) == 3
 
 
 async def test_one_that_is_heard_from_and_does_not_have_it_is_sent_it_again(
@@ -146,7 +146,7 @@ async def test_an_own_address_cannot_say_that_it_is_a_relay(tmp_path: Path, bob:
         await alice.knows(bob, url=there.url())
         async with delivering(alice):
             await alice.offers(bob.id, 1)
-            await alice.until_parcels(bob.id, lambda parcels: "bad_response" in (parcels[0].failure or ""))
+            await alice.until_parcels(bob.id, lambda messages: "bad_response" in (messages[0].failure or ""))
 
 
 async def test_a_peer_at_whose_address_nobody_answers_finds_its_messages_at_the_relay(
@@ -158,7 +158,7 @@ async def test_a_peer_at_whose_address_nobody_answers_finds_its_messages_at_the_
         async with delivering(alice):
             await alice.offers(bob.id, 1)
             await relay.count(1)
-        assert len(await alice.ledger.parcels(bob.id)) == 1
+        assert len(await alice.ledger.peer_outbox(bob.id)) == 1
 
 
 async def test_only_what_was_fetched_from_a_relay_may_live_for_a_day(tmp_path: Path, bob: TransportUnderTest) -> None:

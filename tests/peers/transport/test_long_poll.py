@@ -115,7 +115,7 @@ async def test_what_was_handed_out_waits_until_it_is_acknowledged(
     for each in first:
         assert (await bob.inbox.take(each)).ack is not None, "what comes twice is acknowledged twice"
     assert [seq for *_, seq in bob.provider.heard] == [1, 2]
-    assert len(await alice.ledger.parcels(bob.id)) == 2
+    assert len(await alice.ledger.peer_outbox(bob.id)) == 2
     assert acks[0] is not None
     assert len(await fetch(bob, alice, acks[0])) == 1
     assert acks[1] is not None
@@ -213,7 +213,7 @@ async def test_only_whoever_it_is_for_is_handed_anything(
         assert await fetch(carol, alice) == []
         acks = (Ack(role=DelegationRole.REQUESTER, offer_id=offer_id(1), seq=9),)
         assert await fetch(carol, alice, *acks) == []
-    assert len(await alice.ledger.parcels(bob.id)) == 1, "nobody acknowledges for another"
+    assert len(await alice.ledger.peer_outbox(bob.id)) == 1, "nobody acknowledges for another"
 
 
 async def test_keys_that_a_poll_brings_are_learned(alice: TransportUnderTest, bob: TransportUnderTest) -> None:
@@ -266,7 +266,7 @@ async def test_what_a_peer_cannot_take_holds_up_nothing_else(
         await alice.ledger.commit(SendToPeer(key=key, begin=begin, happenings=("offer",), said=(said(cancel(number)),)))
     await alice.offers(bob.id, 500)
     async with delivering(bob):
-        await alice.until_parcels(bob.id, lambda parcels: offer_id(500) not in {each.offer_id for each in parcels})
+        await alice.until_parcels(bob.id, lambda messages: offer_id(500) not in {each.offer_id for each in messages})
         assert bob.outbox.troubles()[0].failure.startswith("untrusted")
         await bob.ledger.commit(ChangePeer(id=alice.id, by=OPERATOR, trust=Trust.VERIFIED))
         await alice.delivered()

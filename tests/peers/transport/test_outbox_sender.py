@@ -156,11 +156,11 @@ async def test_a_peer_that_is_away_gets_everything_once_it_is_back(
     await acquaint(alice, bob)
     async with delivering(alice):
         await alice.offers(bob.id, 1, cancel(1))
-        await alice.until_parcels(bob.id, lambda parcels: any(each.attempts >= 3 for each in parcels))
+        await alice.until_parcels(bob.id, lambda messages: any(each.attempts >= 3 for each in messages))
         (trouble,) = alice.outbox.troubles()
         assert trouble.peer == bob.id
         assert trouble.failure.startswith("connect_failed")
-        assert (await alice.ledger.parcels(bob.id))[0].failure == trouble.failure
+        assert (await alice.ledger.peer_outbox(bob.id))[0].failure == trouble.failure
         async with listening(bob):
             await alice.delivered()
     assert [seq for *_, seq in bob.provider.heard] == [1, 2]
@@ -175,7 +175,7 @@ async def test_nobody_waits_for_a_peer_that_is_away(
         await acquaint(alice, bob)
         await acquaint(alice, carol)
         await alice.offers(bob.id, 1)
-        await alice.until_parcels(bob.id, lambda parcels: parcels[0].attempts)
+        await alice.until_parcels(bob.id, lambda messages: messages[0].attempts)
         await alice.offers(carol.id, 2)
         await alice.until_addressees(lambda waiting: waiting == (bob.id,))
 
@@ -194,7 +194,7 @@ async def test_a_peer_that_is_heard_of_again_is_tried_at_once(tmp_path: Path, bo
         assert alice.outbox.troubles()[0].next_ms > alice.clock() + 1_000_000, "twenty minutes from now"
         async with listening(bob):
             bob.clock.ahead_ms += 601_000
-            assert len(await alice.ledger.parcels(bob.id)) == 2
+            assert len(await alice.ledger.peer_outbox(bob.id)) == 2
             jti, until_ms = "proof-of-life", alice.clock() + 300_000
             heard = ReceivedEnvelope(sender=bob.id, jti=jti, typ="capability_response", until_ms=until_ms)
             await alice.ledger.commit(ReceiveFromPeer(envelope=heard))
@@ -211,8 +211,8 @@ async def test_an_address_that_was_mended_is_tried_at_once(tmp_path: Path, bob: 
         await alice.knows(bob, url=broken.url().rstrip("/"))
         await bob.knows(alice, url=None)
         await alice.offers(bob.id)
-        await alice.until_parcels(bob.id, lambda parcels: parcels[0].attempts)
-        assert (await alice.ledger.parcels(bob.id))[0].failure == "http_500: HTTP 500"
+        await alice.until_parcels(bob.id, lambda messages: messages[0].attempts)
+        assert (await alice.ledger.peer_outbox(bob.id))[0].failure == "http_500: HTTP 500"
         await alice.ledger.commit(ChangePeer(id=bob.id, by=OPERATOR, url=bob.url))
         await alice.delivered()
 
@@ -224,10 +224,10 @@ async def test_what_an_earlier_run_left_is_delivered_by_the_next(tmp_path: Path,
         await acquaint(alice, bob)
         await alice.offers(bob.id, 1, cancel(1))
         async with delivering(alice):
-            await alice.until_parcels(bob.id, lambda parcels: parcels[0].attempts)
+            await alice.until_parcels(bob.id, lambda messages: messages[0].attempts)
         keys = alice.keys
     async with transport_under_test(tmp_path / "alice", keys) as alice, listening(bob), delivering(alice):
-        assert (await alice.ledger.parcels(bob.id))[0].attempts
+        assert (await alice.ledger.peer_outbox(bob.id))[0].attempts
         await alice.delivered()
     assert [seq for *_, seq in bob.provider.heard] == [1, 2]
 
@@ -239,9 +239,9 @@ async def test_what_was_taken_and_not_written_down_is_sent_again_and_known(
     async with transport_under_test(tmp_path / "alice") as alice, listening(bob):
         await acquaint(alice, bob)
         await alice.offers(bob.id)
-        (parcel,) = await alice.ledger.parcels(bob.id)
+        (message,) = await alice.ledger.peer_outbox(bob.id)
         envelope = alice.keyring.seal(
-            bytes(parcel.body), typ=parcel.typ, to=bob.id, prekey=bob.prekey(), now_ms=alice.clock(), seq=parcel.seq
+            bytes(message.body), typ=message.typ, to=bob.id, prekey=bob.prekey(), now_ms=alice.clock(), seq=message.seq
         )
         await bob.inbox.receive(envelope, None)
         keys = alice.keys
@@ -307,9 +307,9 @@ async def test_a_delegation_that_is_refused_holds_up_no_other(
                 said=(said(cancel(2)),),
             )
         )
-        await alice.until_parcels(bob.id, lambda parcels: any(each.attempts >= 2 for each in parcels))
+        await alice.until_parcels(bob.id, lambda messages: any(each.attempts >= 2 for each in messages))
         await alice.says(DelegationRole.REQUESTER, bob.id, 1, cancel(1))
-        await alice.until_parcels(bob.id, lambda parcels: {each.offer_id for each in parcels} == {offer_id(2)})
+        await alice.until_parcels(bob.id, lambda messages: {each.offer_id for each in messages} == {offer_id(2)})
         (trouble,) = alice.outbox.troubles()
         assert (trouble.offer_id, trouble.failure.partition(":")[0]) == (offer_id(2), "untrusted")
         # Once bob trusts alice it goes through by itself.
@@ -342,7 +342,7 @@ async def test_a_peer_that_asks_for_time_is_given_it(alice: TransportUnderTest) 
     async with http_server(speak) as served, delivering(alice):
         peer = await _somebody_at(alice, served.url())
         await alice.offers(peer, 1)
-        await alice.until_parcels(peer, lambda parcels: parcels[0].attempts)
+        await alice.until_parcels(peer, lambda messages: messages[0].attempts)
         (trouble,) = alice.outbox.troubles()
         assert trouble.failure == "rate_limited: slow down"
         assert 6_000 < trouble.next_ms - alice.clock() <= 7_000
@@ -363,7 +363,7 @@ async def test_a_clock_that_is_set_makes_no_pause_shorter_or_longer(alice: Trans
     async with http_server(speak) as served, delivering(alice):
         peer = await _somebody_at(alice, served.url())
         await alice.offers(peer, 1)
-        await alice.until_parcels(peer, lambda parcels: parcels[0].attempts)
+        await alice.until_parcels(peer, lambda messages: messages[0].attempts)
         alice.clock.stepped_ms += step_ms
         await alice.offers(peer, 2)
         assert len(served.requests) == 1, "it has asked for seven seconds"
@@ -401,7 +401,7 @@ async def test_only_an_instance_that_says_so_has_taken_a_message(
     async with http_server(always(answer, close=True)) as served, delivering(alice):
         peer = await _somebody_at(alice, served.url())
         await alice.offers(peer)
-        await alice.until_parcels(peer, lambda parcels: parcels[0].attempts >= 2)
+        await alice.until_parcels(peer, lambda messages: messages[0].attempts >= 2)
         (trouble,) = alice.outbox.troubles()
         assert (trouble.offer_id, trouble.failure.partition(":")[0]) == (None, failure)
 
@@ -416,7 +416,7 @@ async def test_many_that_wait_for_a_peer_that_is_away_cost_one_try_at_a_time(
         await alice.offers(bob.id, number)
     async with delivering(alice):
         await alice.until(lambda: alice.outbox.troubles() and alice.outbox.troubles()[0].attempts >= 3)
-        tried = sum(each.attempts for each in await alice.ledger.parcels(bob.id))
+        tried = sum(each.attempts for each in await alice.ledger.peer_outbox(bob.id))
         assert tried <= QUICK.deliveries_per_peer + alice.outbox.troubles()[0].attempts
         async with listening(bob):
             await alice.delivered()
@@ -443,8 +443,8 @@ async def test_a_stop_does_not_wait_for_a_peer_that_hangs(alice: TransportUnderT
         await alice.offers(peer)
         async with delivering(alice):
             await asyncio.wait_for(served.asked.wait(), BOUND_S)
-        (parcel,) = await alice.ledger.parcels(peer)
-        assert parcel.attempts == 0, "it has not waited until the attempt failed"
+        (message,) = await alice.ledger.peer_outbox(peer)
+        assert message.attempts == 0, "it has not waited until the attempt failed"
     async with http_server(taking(), port=served.port), delivering(alice):
         await alice.delivered()
 
@@ -481,8 +481,8 @@ async def test_no_place_is_called_that_nobody_can_mean(alice: TransportUnderTest
     async with delivering(alice):
         peer = await _somebody_at(alice, url)
         await alice.offers(peer)
-        await alice.until_parcels(peer, lambda parcels: parcels[0].attempts)
-        assert ((await alice.ledger.parcels(peer))[0].failure or "").startswith("address_refused")
+        await alice.until_parcels(peer, lambda messages: messages[0].attempts)
+        assert ((await alice.ledger.peer_outbox(peer))[0].failure or "").startswith("address_refused")
 
 
 async def _somebody_at(alice: TransportUnderTest, url: str) -> InstanceId:
@@ -501,7 +501,7 @@ async def test_what_waited_for_a_peer_goes_to_its_new_identity(
     await acquaint(alice, bob)
     async with delivering(alice):
         await alice.offers(bob.id)
-        await alice.until_parcels(bob.id, lambda parcels: parcels[0].attempts)
+        await alice.until_parcels(bob.id, lambda messages: messages[0].attempts)
         anew = Keys(port=old.port)
         anew.change = sign_change(old.private_key, anew.private_key, alice.clock())
         async with transport_under_test(tmp_path / "anew", anew) as after, listening(after):
@@ -528,7 +528,7 @@ async def test_what_cannot_be_written_down_any_more_is_not_delivered_again_and_a
         http_server(taking(), port=served.port) as again,
     ):
         # What was being written when the disk failed may be there or not.
-        left = len(await alice.ledger.parcels(peer))
+        left = len(await alice.ledger.peer_outbox(peer))
         assert left >= 100 - len(served.requests)
         async with delivering(alice):
             await alice.delivered()
@@ -546,7 +546,7 @@ async def test_what_somebody_on_the_way_says_was_taken_is_sent_again(
     async with http_server(always(lie), port=free_port()) as served, delivering(alice):
         peer = await _somebody_at(alice, served.url())
         await alice.offers(peer, 1)
-        await alice.until_parcels(peer, lambda parcels: parcels[0].attempts)
+        await alice.until_parcels(peer, lambda messages: messages[0].attempts)
         (trouble,) = alice.outbox.troubles()
         assert trouble.failure == "bad_receipt: the receipt is not signed by the peer; the message is sent again"
     async with http_server(taking(), port=served.port), delivering(alice):

@@ -58,7 +58,7 @@ def _shared_instance(base: Base) -> SharedInstance | None:
         return None
     ledger = keys.ledger
     return SharedInstance(
-        life=ledger.life,
+        ledger_epoch=ledger.ledger_epoch,
         serves=lambda peer: ledger.shares("peers", str(zlib.crc32(peer.encode()) % SHARDS)),
         renew_keys=keys.renew,
         refresh_keys=keys.refresh,
@@ -74,7 +74,7 @@ def _ledger_end(base: Base) -> int | None:
     return keys.ledger.end() if keys is not None else None
 
 
-def _begin_life(base: Base) -> str:
+def _begin_epoch(base: Base) -> str:
     """Begins a new epoch of the ledger: the home was restored without a mark, as by a plain copy of its files."""
     ledger, home = base.storage.ledger, base.settings.home
     found = Incarnation(
@@ -109,7 +109,7 @@ async def open_peer_services(base: Base, register: PoolRegister) -> AsyncIterato
             epoch=_epoch(base),
             ledger_end=partial(_ledger_end, base),
             # Other daemons work on a shared ledger, so only an operator marks it as restored.
-            begin_life=partial(_begin_life, base) if base.storage.shared_keys is None else None,
+            begin_epoch=partial(_begin_epoch, base) if base.storage.shared_keys is None else None,
             shared=_shared_instance(base),
         )
         services = PeerServices(

@@ -49,7 +49,7 @@ class PeerLedger(Commits, Protocol):
         """Delegations by their last change, newest first; of ended ones, as many as are kept."""
 
     async def delegations_live(self, role: DelegationRole, peer: InstanceId | None = None) -> Sequence[Delegation]: ...
-    async def parcels(self, peer: InstanceId) -> Sequence[OutboxMessage]:
+    async def peer_outbox(self, peer: InstanceId) -> Sequence[OutboxMessage]:
         """The messages that wait for a peer: by delegation, each in order."""
 
     async def addressees(self) -> Sequence[InstanceId]:
@@ -93,7 +93,7 @@ class Counts(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     delegations: int = 0
     """Live delegations to and from peers."""
     delegations_lost: int = 0
-    parcels: int = 0
+    peer_outbox: int = 0
     """Messages that wait for a peer."""
     clock_steps: int = 0
     """How often the wall clock was set, as far as this process saw."""
@@ -199,7 +199,7 @@ class SharedLedger(Ledger, Protocol):
     def replaced_secret(self, name: str) -> str | None:
         """The last replacement of a secret that this node knows of."""
 
-    def life(self) -> str | None:
+    def ledger_epoch(self) -> str | None:
         """The ledger's epoch; None: the first one. A restore begins a new one."""
 
     def end(self) -> int:

@@ -396,7 +396,7 @@ class EmbeddedLedger(Reads):
             pushes_dead=len(state.pushes_dead),
             delegations=state.delegation_count(),
             delegations_lost=state.delegations_lost(),
-            parcels=state.outbox_total(),
+            peer_outbox=state.outbox_total(),
             clock_steps=self.clock.steps_total,
             clock_paused_ms=self.clock.paused_ms_left,
             gauges={"durable_seq": journal.durable_seq, "archived_seq": archived_seq, "syncs": journal.batches},

@@ -14,9 +14,9 @@ from covenant.ledger.machine.events import (
     DelegationDropped,
     DelegationPut,
     EnvelopeTaken,
-    ParcelMoved,
-    ParcelPut,
-    ParcelsDropped,
+    OutboxDropped,
+    OutboxMoved,
+    OutboxPut,
     PeerEvent,
     PeerPut,
     PeerRemoved,
@@ -76,12 +76,12 @@ class PeerIndex:
                 if change is not None:
                     self.add_usage(change)
                 self.put_delegation(delegation)
-            case ParcelPut(message):
+            case OutboxPut(message):
                 self.put_outbox_message(message)
-            case ParcelMoved(move):
+            case OutboxMoved(move):
                 waiting = self._outbox[move.delegation.peer][move.delegation]
-                waiting[move.seq] = effects.moved_parcel(waiting[move.seq], move)
-            case ParcelsDropped(key, through, sent):
+                waiting[move.seq] = effects.moved_message(waiting[move.seq], move)
+            case OutboxDropped(key, through, sent):
                 self._delivered(key, through, ts_ms, sent=sent)
             case PeerPut(peer):
                 question = effects.query_logged(self.peers_by_id.get(peer.id), peer, ts_ms)
@@ -240,19 +240,19 @@ class PeerIndex:
     def _waiting(self, key: DelegationKey) -> dict[int, OutboxMessage]:
         return self._outbox.get(key.peer, {}).get(key, {})
 
-    def parcel(self, key: DelegationKey, seq: int) -> OutboxMessage | None:
+    def outbox_message(self, key: DelegationKey, seq: int) -> OutboxMessage | None:
         return self._waiting(key).get(seq)
 
-    def parcel_count(self, peer: InstanceId) -> int:
+    def outbox_count(self, peer: InstanceId) -> int:
         return self._outbox_counts.get(peer, 0)
 
     def outbox_total(self) -> int:
         return sum(self._outbox_counts.values())
 
-    def parcel_first(self, key: DelegationKey) -> OutboxMessage | None:
+    def outbox_first(self, key: DelegationKey) -> OutboxMessage | None:
         return next(iter(self._waiting(key).values()), None)
 
-    def parcel_last(self, key: DelegationKey) -> OutboxMessage | None:
+    def outbox_last(self, key: DelegationKey) -> OutboxMessage | None:
         return next(reversed(self._waiting(key).values()), None)
 
     def outbox_of(self, peer: InstanceId) -> Iterator[OutboxMessage]:
@@ -353,7 +353,7 @@ class PeerReads:
     async def delegations_live(self, role: DelegationRole, peer: InstanceId | None = None) -> Sequence[Delegation]:
         return self._state.delegations_live(role, peer)
 
-    async def parcels(self, peer: InstanceId) -> Sequence[OutboxMessage]:
+    async def peer_outbox(self, peer: InstanceId) -> Sequence[OutboxMessage]:
         return tuple(self._state.outbox_of(peer))
 
     async def addressees(self) -> Sequence[InstanceId]:

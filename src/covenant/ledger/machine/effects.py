@@ -92,7 +92,7 @@ def moved_push(push: Push, move: PushMove, ts_ms: int) -> Push:
     )
 
 
-def moved_parcel(message: OutboxMessage, move: OutboxMove) -> OutboxMessage:
+def moved_message(message: OutboxMessage, move: OutboxMove) -> OutboxMessage:
     return replace(message, attempts=move.attempts, next_ms=move.next_ms, failure=move.failure)
 
 

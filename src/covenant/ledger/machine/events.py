@@ -76,17 +76,17 @@ class DelegationDropped(PeerEvent, frozen=True, gc=False, tag="delegation_droppe
     key: DelegationKey
 
 
-class ParcelPut(PeerEvent, frozen=True, gc=False, tag="parcel_put"):
+class OutboxPut(PeerEvent, frozen=True, gc=False, tag="parcel_put"):
     """A message is put into the outbox, or replaces the one with its number."""
 
-    parcel: OutboxMessage
+    message: OutboxMessage = msgspec.field(name="parcel")
 
 
-class ParcelMoved(PeerEvent, frozen=True, gc=False, tag="parcel_moved"):
+class OutboxMoved(PeerEvent, frozen=True, gc=False, tag="parcel_moved"):
     move: OutboxMove
 
 
-class ParcelsDropped(PeerEvent, frozen=True, gc=False, tag="parcels_dropped"):
+class OutboxDropped(PeerEvent, frozen=True, gc=False, tag="parcels_dropped"):
     """The peer has all messages about this delegation up to this number, or must not get them any more."""
 
     key: DelegationKey
@@ -108,9 +108,9 @@ _PEER_OF: Final[dict[type[PeerEvent], Callable[[Any], InstanceId]]] = {
     EnvelopeTaken: lambda event: event.envelope.sender,
     DelegationPut: lambda event: event.delegation.peer,
     DelegationDropped: lambda event: event.key.peer,
-    ParcelPut: lambda event: event.parcel.peer,
-    ParcelMoved: lambda event: event.move.delegation.peer,
-    ParcelsDropped: lambda event: event.key.peer,
+    OutboxPut: lambda event: event.message.peer,
+    OutboxMoved: lambda event: event.move.delegation.peer,
+    OutboxDropped: lambda event: event.key.peer,
 }
 
 
@@ -468,9 +468,9 @@ AnyEvent = (
     | EnvelopeTaken
     | DelegationPut
     | DelegationDropped
-    | ParcelPut
-    | ParcelMoved
-    | ParcelsDropped
+    | OutboxPut
+    | OutboxMoved
+    | OutboxDropped
     | TokenRevoked
     | Audited
     | AuditPurged

@@ -242,7 +242,7 @@ class ReceiveFromPeer(Command[ReceivedFromPeer], frozen=True, gc=False, kw_only=
         return ("envelopes", sender), *peer_keys(sender), *of_delegation, *of_task
 
 
-class MoveParcels(Command[tuple[OutboxMessage, ...]], frozen=True, gc=False, kw_only=True):
+class MoveOutbox(Command[tuple[OutboxMessage, ...]], frozen=True, gc=False, kw_only=True):
     """The outcomes of deliveries. Messages that are gone already are left alone.
 
     Returns the messages that still wait, as they were.

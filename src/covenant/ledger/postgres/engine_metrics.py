@@ -54,7 +54,7 @@ class EngineMetrics:
             pushes_dead=get("pushes_dead"),
             delegations=get("delegations"),
             delegations_lost=get("delegations_lost"),
-            parcels=self._counters.total("parcels"),
+            peer_outbox=self._counters.total("parcels"),
             clock_steps=clock.steps_total,
             clock_paused_ms=clock.paused_ms_left,
             gauges={

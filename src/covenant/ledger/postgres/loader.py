@@ -35,7 +35,7 @@ from covenant.ledger.postgres.missing_rows import (
     WantLeases,
     WantLiveDelegations,
     WantOrphans,
-    WantParcels,
+    WantOutbox,
     WantPeer,
     WantPushes,
     WantQueue,
@@ -65,7 +65,7 @@ _cache_key: Final = msgspec.json.Decoder(CacheKey).decode
 _given: Final = msgspec.json.Decoder(Remembered).decode
 _push: Final = msgspec.json.Decoder(Push).decode
 _delegation: Final = msgspec.json.Decoder(Delegation).decode
-_parcel: Final = msgspec.json.Decoder(OutboxMessage).decode
+_outbox_message: Final = msgspec.json.Decoder(OutboxMessage).decode
 
 
 class Loader:
@@ -222,11 +222,11 @@ class Loader:
     async def peers(self, into: BatchState, wants: Sequence[WantPeer]) -> None:
         for want in wants:
             delegations = await self._rows("delegations_of_peer", peer=want.peer)
-            parcels = await self._rows("parcels_of_peer", peer=want.peer)
+            messages = await self._rows("parcels_of_peer", peer=want.peer)
             into.load_peer(
                 want.peer,
                 [_delegation(row["body"]) for row in delegations],
-                [_parcel(row["body"]) for row in parcels],
+                [_outbox_message(row["body"]) for row in messages],
             )
 
     async def live_delegations(self, into: BatchState, wants: Sequence[WantLiveDelegations]) -> None:
@@ -237,10 +237,10 @@ class Loader:
         found = await self._value("delegation_ended_first")
         into.load_ended_first(_delegation(found).key if found is not None else None)
 
-    async def parcels(self, into: BatchState, wants: Sequence[WantParcels]) -> None:
+    async def peer_outbox(self, into: BatchState, wants: Sequence[WantOutbox]) -> None:
         for want in wants:
             rows = await self._rows("parcels", **_key(want.key))
-            into.load_parcels(want.key, [_parcel(row["body"]) for row in rows])
+            into.load_outbox(want.key, [_outbox_message(row["body"]) for row in rows])
 
     async def envelopes(self, into: BatchState, wants: Sequence[WantEnvelope]) -> None:
         for want in wants:
@@ -294,7 +294,7 @@ _LOADS: Final[dict[type[Any], Callable[[Loader, BatchState, Any], Awaitable[None
     WantPeer: Loader.peers,
     WantLiveDelegations: Loader.live_delegations,
     WantEndedFirst: Loader.ended_first,
-    WantParcels: Loader.parcels,
+    WantOutbox: Loader.peer_outbox,
 }
 
 

@@ -100,7 +100,7 @@ class WantEndedFirst(NamedTuple):
     """The delegation that ended first."""
 
 
-class WantParcels(NamedTuple):
+class WantOutbox(NamedTuple):
     key: DelegationKey
 
 
@@ -132,7 +132,7 @@ Want = (
     | WantPeer
     | WantLiveDelegations
     | WantEndedFirst
-    | WantParcels
+    | WantOutbox
     | WantEnvelope
     | WantEnvelopeCount
 )

@@ -143,7 +143,7 @@ class Membership:
     def _is_current(self) -> bool:
         return self.refusing is None and self.silent_ms <= self._lease_ms * 2 / 3
 
-    def life(self) -> str | None:
+    def ledger_epoch(self) -> str | None:
         restored_at_ms = self._joined.restored_at_ms
         return f"restored-{restored_at_ms}" if restored_at_ms else None
 

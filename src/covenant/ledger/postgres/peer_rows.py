@@ -12,9 +12,9 @@ from covenant.ledger.machine.events import (
     DelegationDropped,
     DelegationPut,
     EnvelopeTaken,
-    ParcelMoved,
-    ParcelPut,
-    ParcelsDropped,
+    OutboxDropped,
+    OutboxMoved,
+    OutboxPut,
     PeerEvent,
     PeerPut,
     PeerRemoved,
@@ -28,7 +28,7 @@ from covenant.ledger.postgres.missing_rows import (
     WantEnvelope,
     WantEnvelopeCount,
     WantLiveDelegations,
-    WantParcels,
+    WantOutbox,
     WantPeer,
 )
 from covenant.ledger.postgres.registers import Registers
@@ -69,7 +69,7 @@ class PeerRows:
         self._of_peer: dict[InstanceId, None] = {}
         self._live_counts: dict[InstanceId, int] = {}
         self._ended_first: tuple[DelegationKey | None] | None = None
-        self._parcels: dict[DelegationKey, dict[int, OutboxMessage]] = {}
+        self._outbox: dict[DelegationKey, dict[int, OutboxMessage]] = {}
         self._envelopes: dict[tuple[InstanceId, str], bool] = {}
         self._envelope_counts: dict[InstanceId, int] = {}
         self.peer_writes: list[Write] = []
@@ -80,11 +80,11 @@ class PeerRows:
     def load_delegation(self, key: DelegationKey, delegation: Delegation | None) -> None:
         self._delegations[key] = delegation
 
-    def load_peer(self, peer: InstanceId, delegations: Sequence[Delegation], parcels: Sequence[OutboxMessage]) -> None:
+    def load_peer(self, peer: InstanceId, delegations: Sequence[Delegation], messages: Sequence[OutboxMessage]) -> None:
         self._of_peer[peer] = None
         self._delegations |= {each.key: each for each in delegations}
-        for parcel in parcels:
-            self._parcels.setdefault(parcel.delegation, {})[parcel.seq] = parcel
+        for message in messages:
+            self._outbox.setdefault(message.delegation, {})[message.seq] = message
 
     def load_live_count(self, peer: InstanceId, count: int) -> None:
         self._live_counts[peer] = count
@@ -92,8 +92,8 @@ class PeerRows:
     def load_ended_first(self, key: DelegationKey | None) -> None:
         self._ended_first = (key,)
 
-    def load_parcels(self, key: DelegationKey, parcels: Sequence[OutboxMessage]) -> None:
-        self._parcels[key] = {parcel.seq: parcel for parcel in parcels}
+    def load_outbox(self, key: DelegationKey, messages: Sequence[OutboxMessage]) -> None:
+        self._outbox[key] = {message.seq: message for message in messages}
 
     def load_envelope(self, sender: InstanceId, jti: str, *, taken: bool) -> None:
         self._envelopes[sender, jti] = taken
@@ -134,20 +134,20 @@ class PeerRows:
         return self._ended_first[0]
 
     def _waiting(self, key: DelegationKey) -> dict[int, OutboxMessage]:
-        if key not in self._parcels:
-            raise Missing(WantParcels(key))
-        return self._parcels[key]
+        if key not in self._outbox:
+            raise Missing(WantOutbox(key))
+        return self._outbox[key]
 
-    def parcel(self, key: DelegationKey, seq: int) -> OutboxMessage | None:
+    def outbox_message(self, key: DelegationKey, seq: int) -> OutboxMessage | None:
         return self._waiting(key).get(seq)
 
-    def parcel_count(self, peer: InstanceId) -> int:
+    def outbox_count(self, peer: InstanceId) -> int:
         return self.base.get("parcels", peer) + self.counts.get("parcels", peer)
 
-    def parcel_first(self, key: DelegationKey) -> OutboxMessage | None:
+    def outbox_first(self, key: DelegationKey) -> OutboxMessage | None:
         return next(iter(self._waiting(key).values()), None)
 
-    def parcel_last(self, key: DelegationKey) -> OutboxMessage | None:
+    def outbox_last(self, key: DelegationKey) -> OutboxMessage | None:
         return next(reversed(self._waiting(key).values()), None)
 
     def envelope_taken(self, sender: InstanceId, jti: str) -> bool:
@@ -171,11 +171,11 @@ class PeerRows:
                 self.delegation(delegation.key)
             case DelegationDropped(key):
                 self.delegation(key)
-            case ParcelPut(parcel):
-                self._waiting(parcel.delegation)
-            case ParcelMoved(move):
+            case OutboxPut(message):
+                self._waiting(message.delegation)
+            case OutboxMoved(move):
                 self._waiting(move.delegation)
-            case ParcelsDropped(key):
+            case OutboxDropped(key):
                 self._waiting(key)
             case _:
                 pass
@@ -189,11 +189,11 @@ class PeerRows:
                 self._put_delegation(delegation)
             case DelegationDropped(key):
                 self._drop_delegation(key)
-            case ParcelPut(parcel):
-                self._put_parcel(parcel)
-            case ParcelMoved(move):
-                self._put_parcel(effects.moved_parcel(self._parcels[move.delegation][move.seq], move))
-            case ParcelsDropped(key, through, sent):
+            case OutboxPut(message):
+                self._put_message(message)
+            case OutboxMoved(move):
+                self._put_message(effects.moved_message(self._outbox[move.delegation][move.seq], move))
+            case OutboxDropped(key, through, sent):
                 self._delivered(key, through, ts_ms, sent=sent)
             case PeerPut(peer):
                 question = effects.query_logged(self.registers.peer(peer.id), peer, ts_ms)
@@ -201,7 +201,7 @@ class PeerRows:
                     self._log(question)
             case PeerRemoved(peer_id):
                 self.peer_writes.append(("parcels_of_peer_gone", {"peer": peer_id}))
-                self.counts.count("parcels", peer_id, -self.parcel_count(peer_id))
+                self.counts.count("parcels", peer_id, -self.outbox_count(peer_id))
                 self._forget(peer_id)
             case PeerSucceeded(old, peer):
                 self._succeed(old, peer)
@@ -260,18 +260,18 @@ class PeerRows:
             if delegation.state is DelegationState.LOST and delegation.role is DelegationRole.REQUESTER:
                 self.counts.count("delegations_lost", ALL, change)
 
-    def _put_parcel(self, parcel: OutboxMessage) -> None:
-        waiting = self._parcels.setdefault(parcel.delegation, {})
-        if parcel.seq not in waiting:
-            self.counts.count("parcels", parcel.peer, 1)
-        waiting[parcel.seq] = parcel
-        values = _key(parcel.delegation) | {"seq": parcel.seq, "made": self.next_place(), "body": _text(parcel)}
+    def _put_message(self, message: OutboxMessage) -> None:
+        waiting = self._outbox.setdefault(message.delegation, {})
+        if message.seq not in waiting:
+            self.counts.count("parcels", message.peer, 1)
+        waiting[message.seq] = message
+        values = _key(message.delegation) | {"seq": message.seq, "made": self.next_place(), "body": _text(message)}
         self.peer_writes.append(("parcel", values))
 
     def _delivered(self, key: DelegationKey, through: int, ts_ms: int, *, sent: bool) -> None:
-        waiting = self._parcels[key]
-        for parcel in [each for each in waiting.values() if each.seq <= through]:
-            del waiting[parcel.seq]
+        waiting = self._outbox[key]
+        for message in [each for each in waiting.values() if each.seq <= through]:
+            del waiting[message.seq]
             self.counts.count("parcels", key.peer, -1)
             if not sent:
                 continue
@@ -280,8 +280,8 @@ class PeerRows:
                     at_ms=ts_ms,
                     direction="sent",
                     peer=key.peer,
-                    typ=parcel.typ,
-                    id=str(parcel.seq),
+                    typ=message.typ,
+                    id=str(message.seq),
                     offer_id=key.offer_id,
                 )
             )
@@ -310,13 +310,13 @@ class PeerRows:
             self._drop_delegation(key)
             self._put_delegation(replace(delegation, peer=peer.id))
         self.peer_writes.append(("usage_succeeded", {"old": old, "new": peer.id}))
-        waiting = [parcel for key, of in self._parcels.items() if key.peer == old for parcel in of.values()]
+        waiting = [message for key, of in self._outbox.items() if key.peer == old for message in of.values()]
         self.peer_writes.append(("parcels_of_peer_gone", {"peer": old}))
         self.counts.count("parcels", old, -len(waiting))
-        for key in [key for key in self._parcels if key.peer == old]:
-            del self._parcels[key]
-        for parcel in waiting:
-            self._put_parcel(replace(parcel, peer=peer.id))
+        for key in [key for key in self._outbox if key.peer == old]:
+            del self._outbox[key]
+        for message in waiting:
+            self._put_message(replace(message, peer=peer.id))
 
 
 def _key(key: DelegationKey) -> dict[str, Any]:

@@ -83,7 +83,7 @@ _identity: Final = msgspec.json.Decoder(Identity).decode
 _tenant: Final = msgspec.json.Decoder(Tenant).decode
 _push: Final = msgspec.json.Decoder(Push).decode
 _delegation: Final = msgspec.json.Decoder(Delegation).decode
-_parcel: Final = msgspec.json.Decoder(OutboxMessage).decode
+_outbox_message: Final = msgspec.json.Decoder(OutboxMessage).decode
 _message: Final = msgspec.json.Decoder(LoggedMessage).decode
 
 
@@ -146,7 +146,7 @@ class PostgresLedger:
         self.residents, self.announce = self._node_agents.elsewhere, self._node_agents.announce
         self.leads, self.shares = membership.singletons.leads, membership.singletons.shares
         self.alive, self.living = membership.alive, membership.living
-        self.life, self.end = membership.life, membership.end
+        self.ledger_epoch, self.end = membership.ledger_epoch, membership.end
         self.notes, self.keep_notes = (rows := NoteRows(self._history)).read, rows.keep
         self._writer = BatchWriter(
             connections,
@@ -426,8 +426,8 @@ class PostgresLedger:
         rows = await self._history.rows("delegations_live", role=role.value, peer=peer)
         return tuple([_delegation(row["body"]) for row in rows])
 
-    async def parcels(self, peer: InstanceId) -> Sequence[OutboxMessage]:
-        return tuple([_parcel(row["body"]) for row in await self._history.rows("parcels", peer=peer)])
+    async def peer_outbox(self, peer: InstanceId) -> Sequence[OutboxMessage]:
+        return tuple([_outbox_message(row["body"]) for row in await self._history.rows("parcels", peer=peer)])
 
     async def addressees(self) -> Sequence[InstanceId]:
         return tuple([InstanceId(row["peer"]) for row in await self._history.rows("addressees")])

@@ -232,7 +232,7 @@ class Handshake(PeerService):
             raise PeerConflict("bad_answer", f"{asked.name} did not answer the question: {wrong}") from wrong
         if not isinstance(said, CapabilityResponse):
             raise PeerConflict("bad_answer", f"{asked.name} answered with {header.typ}")
-        await self._ledger.commit(ReceiveFromPeer(envelope=envelope_record(header, self._context.life)))
+        await self._ledger.commit(ReceiveFromPeer(envelope=envelope_record(header, self._context.ledger_epoch)))
         return await self.learn(asked.id, said, header.epoch)
 
     async def _answer_by_relay(self, peer: Peer) -> Peer:
@@ -375,7 +375,7 @@ class Handshake(PeerService):
         row = {name: value for name, value in facts.items() if value is not None}
         log.error("peers.ledger_forgotten", extra=row)
         await self._ledger.commit(WriteAuditRow(by=self._us, row=row))
-        begin = self._context.begin_life
+        begin = self._context.begin_epoch
         if begin is not None and not self._lived_on and self._epoch_for(peer) == peer.told_epoch:
             self._lived_on = True
             self._context.epoch = await asyncio.to_thread(begin)

@@ -144,7 +144,7 @@ class DelegationSweep(PeerService):
 
     def _is_out_of_step(self, delegation: Delegation) -> bool:
         peer = self._ledger.peer(delegation.peer)
-        return peer is not None and delegation.offered_in != (self._context.life, peer.epoch)
+        return peer is not None and delegation.offered_in != (self._context.ledger_epoch, peer.epoch)
 
     async def _resume(self, delegation: Delegation) -> None:
         """Our ledger was restored, or the provider's: repeat the offer or cancel that one of them may have lost.
@@ -153,7 +153,7 @@ class DelegationSweep(PeerService):
         """
         peer = self._ledger.peer(delegation.peer)
         assert peer is not None
-        changes = DelegationChanges(offered_in=(self._context.life, peer.epoch))
+        changes = DelegationChanges(offered_in=(self._context.ledger_epoch, peer.epoch))
         if delegation.offered_in[1] != peer.epoch:
             # A provider that was restored may have forgotten an answer, or the answer may still be on its way.
             changes = msgspec.structs.replace(changes, doubted=delegation.answered)

@@ -157,7 +157,7 @@ class Requester(PeerService):
             since_ms=before.since_ms if before is not None else self._now_ms(),
             anyone=not target.peer,
             renewed=before is not None and before.code == "denied",
-            offered_in=(self._context.life, peer.epoch),
+            offered_in=(self._context.ledger_epoch, peer.epoch),
         )
         moved = await self._ledger.commit(
             SendToPeer(
@@ -418,7 +418,7 @@ class Requester(PeerService):
         goes_on = isinstance(incoming.message, DelegationAccept | StatusReport)
         if delegation is None:
             noted = key.offer_id in self._forgotten or len(self._forgotten) >= FORGOTTEN_MAX
-            if self._context.life is not None and not noted:
+            if self._context.ledger_epoch is not None and not noted:
                 self._forgotten.add(key.offer_id)
                 row: dict[str, object] = {"type": "delegation_forgotten", "peer": key.peer, "offer_id": key.offer_id}
                 await self._ledger.commit(WriteAuditRow(by=self._us, row=row))
@@ -431,7 +431,7 @@ class Requester(PeerService):
         delegation: Delegation,
         message: DelegationAccept | DelegationReject | StatusReport | DelegationResult,
     ) -> ReceiveFromPeer:
-        restored = self._context.life is not None
+        restored = self._context.ledger_epoch is not None
         if incoming.envelope.epoch != delegation.peer_epoch:
             # A restored provider has forgotten its last reports, and counts on from an earlier one.
             delegation = msgspec.structs.replace(delegation, status_seq=0)

@@ -21,7 +21,7 @@ import msgspec
 
 from covenant.exchange.access.principals import AuditBudget
 from covenant.ledger.machine.identity_commands import WriteAuditRow
-from covenant.ledger.machine.peer_commands import LearnPeer, MoveParcels, ReceivedFromPeer, ReceiveFromPeer
+from covenant.ledger.machine.peer_commands import LearnPeer, MoveOutbox, ReceivedFromPeer, ReceiveFromPeer
 from covenant.model.errors import Conflict, Forbidden, Invalid, OverLimit, Refusal, Unavailable
 from covenant.model.peers.delegation import DelegationKey, DelegationRole, Peer, ReceivedEnvelope
 from covenant.model.peers.delegation_messages import (
@@ -253,7 +253,7 @@ class Inbox(PeerService):
                 void_before_ms = header.cert.void_before_ms
                 peer = await self._ledger.commit(LearnPeer(id=peer.id, by=self._us, void_before_ms=void_before_ms))
             try:
-                acted = await act(peer, envelope_record(header, self._context.life), message)
+                acted = await act(peer, envelope_record(header, self._context.ledger_epoch), message)
             except Conflict as conflict:
                 if conflict.code == "out_of_order" and metered:
                     # It goes on after numbers that we signed for. What we fetch ourselves may have got lost at a relay.
@@ -349,7 +349,7 @@ class Inbox(PeerService):
         if envelope.seq is not None:
             raise Invalid("invalid_seq", "a message that belongs to no delegation has no number")
         await self._ledger.commit(ReceiveFromPeer(envelope=envelope))
-        await self._ledger.commit(MoveParcels(moves=acknowledged(peer.id, message.acks)))
+        await self._ledger.commit(MoveOutbox(moves=acknowledged(peer.id, message.acks)))
 
     async def _dispatch(self, incoming: IncomingMessage) -> tuple[bytes | None, ReceivedFromPeer]:
         peer, envelope, message = incoming

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from covenant.ledger.machine.peer_commands import LearnPeer, MoveParcels, ReceiveFromPeer
+from covenant.ledger.machine.peer_commands import LearnPeer, MoveOutbox, ReceiveFromPeer
 from covenant.model.errors import Invalid, Refusal, Unavailable
 from covenant.model.peers.delegation import (
     DelegationKey,
@@ -78,7 +78,7 @@ class PollServer(PeerService):
         if keys_worth_keeping(peer.keys, poll.keys):
             await self._ledger.commit(LearnPeer(id=peer.id, by=self._us, keys_shown=poll.keys))
         if poll.acks:
-            await self._ledger.commit(MoveParcels(moves=acknowledged(peer.id, poll.acks)))
+            await self._ledger.commit(MoveOutbox(moves=acknowledged(peer.id, poll.acks)))
         if poll.relay is not None:
             shown = poll.relay.introduction.keys
             if shown != poll.keys and not bundle_holds(shown, peer.id, self._now_ms()):
@@ -141,12 +141,12 @@ class PollServer(PeerService):
         query = self._directory.pending_query(peer)
         letters = [] if query is None else [_Letter(wire.type_of(query), wire.encode(query), None)]
         before = self._handed.pop(peer_id, {})
-        parcels = await self._fitting(peer_id, most - len(letters), before)
+        messages = await self._fitting(peer_id, most - len(letters), before)
         if self._context.shared is not None:
-            parcels = await mark_begun(self._ledger, parcels)
-        if parcels:
-            self._handed[peer_id] = {parcel.delegation: parcel.seq for parcel in parcels}
-        return letters + [_Letter(parcel.typ, bytes(parcel.body), parcel.seq) for parcel in parcels]
+            messages = await mark_begun(self._ledger, messages)
+        if messages:
+            self._handed[peer_id] = {message.delegation: message.seq for message in messages}
+        return letters + [_Letter(message.typ, bytes(message.body), message.seq) for message in messages]
 
     async def _fitting(
         self, peer_id: InstanceId, most: int, before: Mapping[DelegationKey, int]
@@ -156,15 +156,15 @@ class PollServer(PeerService):
         size, left_out = 0, set[DelegationKey]()
         # A message that was in the last answer and still waits may be one that the peer refuses. It goes
         # last, so that it holds up no other delegation.
-        for parcel in sorted(await self._ledger.parcels(peer_id), key=lambda each: each.delegation in before):
+        for message in sorted(await self._ledger.peer_outbox(peer_id), key=lambda each: each.delegation in before):
             if len(fitting) >= most:
                 break
-            takes = len(bytes(parcel.body)) * 4 // 3 + ENVELOPE_EXTRA
-            if parcel.delegation in left_out or (fitting and size + takes > ANSWER_BYTES_MAX):
-                left_out.add(parcel.delegation)
+            takes = len(bytes(message.body)) * 4 // 3 + ENVELOPE_EXTRA
+            if message.delegation in left_out or (fitting and size + takes > ANSWER_BYTES_MAX):
+                left_out.add(message.delegation)
                 continue
             size += takes
-            fitting.append(parcel)
+            fitting.append(message)
         return fitting
 
     async def _sealed(self, to: InstanceId, letters: Sequence[_Letter], prekey: Prekey) -> tuple[msgspec.Raw, ...]:
@@ -186,7 +186,7 @@ class PollServer(PeerService):
         return await asyncio.to_thread(sealing)
 
 
-async def mark_begun(ledger: DelegationLedger, parcels: Sequence[OutboxMessage]) -> tuple[OutboxMessage, ...]:
+async def mark_begun(ledger: DelegationLedger, messages: Sequence[OutboxMessage]) -> tuple[OutboxMessage, ...]:
     """Marks messages as begun. Returns those that are still in the outbox, as they are now: these may be sent.
 
     No daemon of this instance withdraws or replaces a message that is begun. A message that was replaced before is sent
@@ -194,9 +194,9 @@ async def mark_begun(ledger: DelegationLedger, parcels: Sequence[OutboxMessage])
     """
     moves = [
         OutboxMove(delegation=each.delegation, seq=each.seq, attempts=max(1, each.attempts), failure=each.failure)
-        for each in parcels
+        for each in messages
     ]
-    return await ledger.commit(MoveParcels(moves=tuple(moves))) if moves else ()
+    return await ledger.commit(MoveOutbox(moves=tuple(moves))) if moves else ()
 
 
 def acknowledged(peer: InstanceId, acks: Sequence[wire.Ack]) -> tuple[OutboxMove, ...]:

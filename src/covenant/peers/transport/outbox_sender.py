@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from covenant.ledger.machine.peer_commands import MoveParcels
+from covenant.ledger.machine.peer_commands import MoveOutbox
 from covenant.model.errors import Invalid, Refusal, Unavailable
 from covenant.model.ids import PublicKey
 from covenant.model.peers.delegation import DelegationKey, OutboxMessage, OutboxMove, Peer
@@ -100,7 +100,7 @@ class OutboxSender(PeerService):
         self._ahead: dict[DelegationKey, int] = {}
         """The highest number of each delegation that its peer has acknowledged, until the ledger has it."""
         self._saver: MoveSaver[tuple[DelegationKey, bool], OutboxMove] = MoveSaver(
-            lambda moves: self._ledger.commit(MoveParcels(moves=moves)), self._forget
+            lambda moves: self._ledger.commit(MoveOutbox(moves=moves)), self._forget
         )
         """The keys are the delegation, and whether the message was delivered."""
         self._running = False
@@ -209,17 +209,17 @@ class OutboxSender(PeerService):
                 self._look_up(round_, peer, sum(map(len, waiting)))
                 # Nobody else begins a delegation that is not under way now, so what was read of it stays true.
                 due = self._due(round_, waiting)
-                round_.begun.update((parcels[0].delegation, parcels[0].seq) for parcels in due)
+                round_.begun.update((messages[0].delegation, messages[0].seq) for messages in due)
                 # But the messages may not be on disk yet, and must not leave before they are.
                 await self._ledger.durable()
-                for parcels in due:
+                for messages in due:
                     # A peer that takes nothing is tried with one delegation at a time.
                     while len(round_.busy) >= (1 if round_.trouble else self._settings.deliveries_per_peer):
                         await asyncio.wait(round_.busy.values(), return_when=asyncio.FIRST_COMPLETED)
-                    if not self._is_due(round_, parcels[0].delegation):
+                    if not self._is_due(round_, messages[0].delegation):
                         break
-                    key = parcels[0].delegation
-                    round_.busy[key] = asyncio.create_task(self._bring(round_, key, parcels))
+                    key = messages[0].delegation
+                    round_.busy[key] = asyncio.create_task(self._bring(round_, key, messages))
                 await self._pause(round_)
         except Exception:
             log.exception("outbox.fault", extra={"peer": round_.id})
@@ -231,10 +231,10 @@ class OutboxSender(PeerService):
                 task.cancel()
 
     async def _waiting(self, round_: _Round) -> list[list[OutboxMessage]]:
-        found = await self._ledger.parcels(round_.id)
+        found = await self._ledger.peer_outbox(round_.id)
         ahead = self._ahead
         left = (each for each in found if each.seq > ahead.get(each.delegation, 0))
-        return [list(parcels) for _, parcels in groupby(left, key=lambda each: each.delegation)]
+        return [list(messages) for _, messages in groupby(left, key=lambda each: each.delegation)]
 
     def _look_up(self, round_: _Round, peer: Peer, count: int) -> None:
         """Brings the next try forward if the peer has sent a message, has a new address, or has more to get."""
@@ -256,20 +256,20 @@ class OutboxSender(PeerService):
             round_.trouble = trouble._replace(next_ms=next_ms, due_ms=due_ms)
 
     def _due(self, round_: _Round, waiting: Sequence[list[OutboxMessage]]) -> Sequence[list[OutboxMessage]]:
-        keys = {parcels[0].delegation for parcels in waiting}
+        keys = {messages[0].delegation for messages in waiting}
         for kept in (round_.held, round_.in_vain, round_.begun, round_.deposits):
             for gone in [key for key in kept if key not in keys]:
                 del kept[gone]
         waiting = [left for each in waiting if (left := self._undeposited(round_, each))]
         if round_.trouble is not None and _blames_one(round_.trouble):
-            waiting = sorted(waiting, key=lambda parcels: round_.in_vain.get(parcels[0].delegation, 0.0))
+            waiting = sorted(waiting, key=lambda messages: round_.in_vain.get(messages[0].delegation, 0.0))
         return list(islice((each for each in waiting if self._is_due(round_, each[0].delegation)), READ_MAX))
 
-    def _undeposited(self, round_: _Round, parcels: list[OutboxMessage]) -> list[OutboxMessage]:
-        deposit = round_.deposits.get(parcels[0].delegation)
+    def _undeposited(self, round_: _Round, messages: list[OutboxMessage]) -> list[OutboxMessage]:
+        deposit = round_.deposits.get(messages[0].delegation)
         if deposit is None or self._monotonic_ms() >= deposit.due_ms:
-            return parcels
-        return [each for each in parcels if each.seq > deposit.seq]
+            return messages
+        return [each for each in messages if each.seq > deposit.seq]
 
     def _is_due(self, round_: _Round, key: DelegationKey) -> bool:
         held = round_.held.get(key)
@@ -294,25 +294,25 @@ class OutboxSender(PeerService):
 
     # Doing it
 
-    async def _bring(self, round_: _Round, key: DelegationKey, parcels: Sequence[OutboxMessage]) -> None:
+    async def _bring(self, round_: _Round, key: DelegationKey, messages: Sequence[OutboxMessage]) -> None:
         try:
-            for parcel in parcels:
+            for message in messages:
                 peer = self._reachable(round_.id)
-                if peer is None or (parcel.typ == STATUS and parcel is not parcels[0]):
+                if peer is None or (message.typ == STATUS and message is not messages[0]):
                     # A newer status may have replaced this one while the messages before it were
                     # sent: it is read again.
                     return
                 if self._context.shared is not None:
-                    marked = await mark_begun(self._ledger, (parcel,))
+                    marked = await mark_begun(self._ledger, (message,))
                     if not marked:
                         return  # another daemon has withdrawn the message
-                    parcel = msgspec.structs.replace(marked[0], attempts=parcel.attempts)  # noqa: PLW2901
+                    message = msgspec.structs.replace(marked[0], attempts=message.attempts)  # noqa: PLW2901
                 began = asyncio.get_running_loop().time()
-                is_new = parcel.made_at_ms >= self._since_ms and self._context.shared is None
-                is_first = is_new and parcel.attempts == 0 and key not in round_.in_vain
-                failed = await self._hand(peer, parcel, is_first=is_first)
+                is_new = message.made_at_ms >= self._since_ms and self._context.shared is None
+                is_first = is_new and message.attempts == 0 and key not in round_.in_vain
+                failed = await self._hand(peer, message, is_first=is_first)
                 if isinstance(failed, DeliveryFailure):
-                    self._fail(round_, parcel, failed, began)
+                    self._fail(round_, message, failed, began)
                     return
                 round_.trouble = None
                 round_.passed_at = asyncio.get_running_loop().time()
@@ -322,21 +322,21 @@ class OutboxSender(PeerService):
                     round_.deposits[key] = failed
                     continue
                 round_.deposits.pop(key, None)
-                self._keep(OutboxMove(delegation=key, seq=parcel.seq, delivered=True))
+                self._keep(OutboxMove(delegation=key, seq=message.seq, delivered=True))
         except Exception:
             log.exception("outbox.fault", extra={"peer": round_.id, "offer_id": key.offer_id})
-            self._fail(round_, parcels[0], FAULT, 0.0)
+            self._fail(round_, messages[0], FAULT, 0.0)
         finally:
             del round_.busy[key]
             round_.news.set()
 
-    async def _hand(self, peer: Peer, parcel: OutboxMessage, *, is_first: bool) -> DeliveryFailure | Deposit | None:
+    async def _hand(self, peer: Peer, message: OutboxMessage, *, is_first: bool) -> DeliveryFailure | Deposit | None:
         """`is_first`: it was made in this run, and nobody has tried to send it."""
-        answer = await self._sender.hand(peer, RECEIVE_PATH, bytes(parcel.body), typ=parcel.typ, seq=parcel.seq)
+        answer = await self._sender.hand(peer, RECEIVE_PATH, bytes(message.body), typ=message.typ, seq=message.seq)
         if isinstance(answer, DeliveryFailure):
             return answer
         if answer.relayed:
-            return self._deposited(answer, parcel)
+            return self._deposited(answer, message)
         try:
             received = decode_received(answer.body)
         except Invalid:
@@ -353,20 +353,20 @@ class OutboxSender(PeerService):
             )
         if received.duplicate and is_first:
             # The peer has received this number from us before.
-            await self._directory.note_forgotten(peer, said=parcel.seq)
+            await self._directory.note_forgotten(peer, said=message.seq)
         return None
 
-    def _deposited(self, answer: DeliveryAnswer, parcel: OutboxMessage) -> DeliveryFailure | Deposit:
+    def _deposited(self, answer: DeliveryAnswer, message: OutboxMessage) -> DeliveryFailure | Deposit:
         try:
             kept = decode_relayed(answer.body)
         except Invalid:
             return DeliveryFailure("bad_response", "the answer is not one of a relay", whole=True)
         at_ms = self._monotonic_ms()
         left_ms = min(max(DEPOSIT_AGAIN_MS, kept.until_ms - self._now_ms()), RELAYED_LIFE_MS_MAX)
-        return Deposit(parcel.seq, at_ms, at_ms + left_ms)
+        return Deposit(message.seq, at_ms, at_ms + left_ms)
 
-    def _fail(self, round_: _Round, parcel: OutboxMessage, failed: DeliveryFailure, began: float) -> None:
-        settings, key = self._settings, parcel.delegation
+    def _fail(self, round_: _Round, message: OutboxMessage, failed: DeliveryFailure, began: float) -> None:
+        settings, key = self._settings, message.delegation
         time = asyncio.get_running_loop().time()
         # Other messages got through since this one failed last time, so the fault is not the peer's as a whole.
         alone = round_.in_vain.get(key, time) < round_.passed_at
@@ -376,7 +376,7 @@ class OutboxSender(PeerService):
         # Deliveries that were under way together count as one failure.
         again = before is not None and (not whole or began > round_.failed_at)
         attempts = (before.attempts if before is not None else 0) + (1 if again or before is None else 0)
-        trouble = self._sender.trouble(round_.id, failed, attempts, None if whole else parcel.offer_id)
+        trouble = self._sender.trouble(round_.id, failed, attempts, None if whole else message.offer_id)
         if whole:
             round_.trouble = trouble
             round_.sooner_ms = self._monotonic_ms() + max(settings.retry_first_ms, failed.retry_after_ms)
@@ -387,8 +387,8 @@ class OutboxSender(PeerService):
         self._keep(
             OutboxMove(
                 delegation=key,
-                seq=parcel.seq,
-                attempts=parcel.attempts + 1,
+                seq=message.seq,
+                attempts=message.attempts + 1,
                 next_ms=trouble.next_ms,
                 failure=trouble.failure,
             )
@@ -397,7 +397,7 @@ class OutboxSender(PeerService):
             "outbox.failed",
             extra={
                 "peer": round_.id,
-                "typ": parcel.typ,
+                "typ": message.typ,
                 "reason": trouble.failure,
                 "again_in_ms": trouble.due_ms - self._monotonic_ms(),
             },

@@ -82,8 +82,8 @@ class DelegationLine(_Line, frozen=True, gc=False, tag="delegation"):
     delegation: Delegation
 
 
-class ParcelLine(_Line, frozen=True, gc=False, tag="parcel"):
-    parcel: OutboxMessage
+class OutboxLine(_Line, frozen=True, gc=False, tag="parcel"):
+    message: OutboxMessage = msgspec.field(name="parcel")
 
 
 class EnvelopeLine(_Line, frozen=True, gc=False, tag="envelope"):
@@ -129,7 +129,7 @@ Line = (
     | PushLine
     | PeerLine
     | DelegationLine
-    | ParcelLine
+    | OutboxLine
     | EnvelopeLine
     | RevokedLine
     | UsageLine
@@ -243,7 +243,7 @@ def _restore(state: LedgerState, line: Line) -> None:
             state.put_peer(peer)
         case DelegationLine(delegation):
             state.put_delegation(delegation)
-        case ParcelLine(message):
+        case OutboxLine(message):
             state.put_outbox_message(message)
         case EnvelopeLine(envelope):
             state.put_envelope(envelope)
@@ -296,7 +296,7 @@ def state_lines(seq: int, state: LedgerState, read_task: Callable[[TaskId], Task
         yield PushLine(push)
     yield from map(PeerLine, state.peers_by_id.values())
     yield from map(DelegationLine, state.delegations_in_order())
-    yield from map(ParcelLine, state.all_outbox_messages())
+    yield from map(OutboxLine, state.all_outbox_messages())
     yield from map(EnvelopeLine, state.all_envelopes())
     yield from map(RevokedLine, state.tokens_revoked.values())
     yield from map(UsageLine, state.usage.values())

@@ -64,7 +64,7 @@ DECISIONS: Final[dict[type[Any], Callable[[DecisionContext, Any], Any]]] = {
     peer_commands.RevokeToken: peers.revoke_token,
     peer_commands.SendToPeer: peers.send_to_peer,
     peer_commands.ReceiveFromPeer: peers.receive_from_peer,
-    peer_commands.MoveParcels: peers.move_parcels,
+    peer_commands.MoveOutbox: peers.move_outbox,
     identity_commands.PurgeAudit: identities.purge_audit,
     identity_commands.WriteAuditRow: identities.note,
 }

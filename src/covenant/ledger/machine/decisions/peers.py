@@ -12,9 +12,9 @@ from covenant.ledger.machine.events import (
     DelegationDropped,
     DelegationPut,
     EnvelopeTaken,
-    ParcelMoved,
-    ParcelPut,
-    ParcelsDropped,
+    OutboxDropped,
+    OutboxMoved,
+    OutboxPut,
     PeerPut,
     PeerRemoved,
     PeerSucceeded,
@@ -26,7 +26,7 @@ from covenant.ledger.machine.peer_commands import (
     DelegationChanges,
     DelegationMoved,
     LearnPeer,
-    MoveParcels,
+    MoveOutbox,
     PeerMessage,
     ReceivedFromPeer,
     ReceiveFromPeer,
@@ -237,20 +237,20 @@ def _withdraw(decide: DecisionContext, record: Delegation, command: SendToPeer) 
     offer that was made again and waits becomes the cancel, since no number may be left out.
     """
     view, key = decide.view, record.key
-    first = view.parcel_first(key)
+    first = view.outbox_first(key)
     if first is None:
         return False
     since_ms, is_offer = command.unsent_since_ms, first.typ == OFFER and first.seq == 1
     if is_offer:
         # An offer that was answered was sent, even if its receipt has not arrived.
-        decide.add(ParcelsDropped(key, first.seq, sent=record.heard > 0))
+        decide.add(OutboxDropped(key, first.seq, sent=record.heard > 0))
         if record.said == first.seq and first.attempts == 0 and since_ms is not None and first.made_at_ms >= since_ms:
             return True
     (cancel,) = command.said
     for seq in range(first.seq + (1 if is_offer else 0), record.said + 1):
-        again = view.parcel(key, seq)
+        again = view.outbox_message(key, seq)
         if again is not None and again.typ == OFFER:
-            decide.add(ParcelPut(replace(again, typ=cancel.typ, body=cancel.body)))
+            decide.add(OutboxPut(replace(again, typ=cancel.typ, body=cancel.body)))
     return False
 
 
@@ -298,7 +298,7 @@ def receive_from_peer(decide: DecisionContext, command: ReceiveFromPeer) -> Rece
 def _check_outbox(decide: DecisionContext, peer: InstanceId) -> None:
     """Refuses more messages for a peer that does not take them, so that the outbox stays bounded."""
     most = decide.view.limits.parcels_per_peer_max
-    if decide.view.parcel_count(peer) >= most:
+    if decide.view.outbox_count(peer) >= most:
         raise decide.refuse(
             OverLimit(
                 "outbox_full",
@@ -373,12 +373,12 @@ def _put_messages(
 
 
 def _put_outbox_message(decide: DecisionContext, delegation: Delegation, message: PeerMessage) -> Delegation:
-    last = decide.view.parcel_last(delegation.key)
+    last = decide.view.outbox_last(delegation.key)
     seq = delegation.said + 1
     if message.latest and last is not None and (last.typ, last.seq, last.attempts) == (message.typ, delegation.said, 0):
         seq = last.seq
     decide.add(
-        ParcelPut(
+        OutboxPut(
             OutboxMessage(
                 role=delegation.role,
                 peer=delegation.peer,
@@ -400,7 +400,7 @@ def _make_room(decide: DecisionContext, ending: DelegationKey) -> None:
         decide.add(DelegationDropped(oldest))
 
 
-def move_parcels(decide: DecisionContext, command: MoveParcels) -> tuple[OutboxMessage, ...]:
+def move_outbox(decide: DecisionContext, command: MoveOutbox) -> tuple[OutboxMessage, ...]:
     through: dict[DelegationKey, int] = {}
     failed: dict[tuple[DelegationKey, int], OutboxMove] = {}
     for each in command.moves:
@@ -409,13 +409,13 @@ def move_parcels(decide: DecisionContext, command: MoveParcels) -> tuple[OutboxM
         else:
             failed[each.delegation, each.seq] = each
     for key, seq in through.items():
-        first = decide.view.parcel_first(key)
+        first = decide.view.outbox_first(key)
         if first is not None and first.seq <= seq:
-            decide.add(ParcelsDropped(key, seq))
+            decide.add(OutboxDropped(key, seq))
     left: list[OutboxMessage] = []
     for (key, seq), each in failed.items():
-        if seq > through.get(key, 0) and (message := decide.view.parcel(key, seq)) is not None:
-            decide.add(ParcelMoved(each))
+        if seq > through.get(key, 0) and (message := decide.view.outbox_message(key, seq)) is not None:
+            decide.add(OutboxMoved(each))
             left.append(message)
     return tuple(left)
 
