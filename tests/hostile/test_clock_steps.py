@@ -58,8 +58,10 @@ class Stepped:
         with self._offset.open("r+b") as file:
             file.write(struct.pack("<q", offset_ms))
 
-    def restart(self) -> None:
+    def restart(self, offset_ms: int) -> None:
+        """The clock is set while nothing runs."""
         assert self.daemon.stop() == 0
+        self.set(offset_ms)
         self.daemon = self._start()
 
     def kill(self) -> None:
@@ -153,8 +155,7 @@ def test_a_day_back_lets_a_long_poll_end_in_its_own_time(stepped: Stepped) -> No
 def test_a_start_in_the_past_of_its_own_journal_serves_and_reports_it(stepped: Stepped) -> None:
     stepped.set(DAY_MS)
     task_id = stepped.send("from the future", timeout_ms=600_000)
-    stepped.set(0)
-    stepped.restart()
+    stepped.restart(0)
     until(lambda: "clock" in request(stepped.daemon.url, "GET", "/readyz").json)
     assert stepped.receive()["id"] == task_id
     assert "clock.stepped" in stepped.daemon.log
