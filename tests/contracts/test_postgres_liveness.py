@@ -18,6 +18,7 @@ from covenant.ledger.postgres import batch_writer, connections, nodes, writer_co
 from covenant.ledger.postgres.batch_items import Committed
 from covenant.ledger.postgres.database_admin import CHAIN, find_troubles, mark_restored
 from covenant.ledger.postgres.migrations import LEVEL, WrongSchema
+from covenant.ledger.postgres.open_postgres import DatabaseUnusable, open_postgres_ledger
 from covenant.ledger.postgres.postgres_ledger import PostgresLedger
 from covenant.model.errors import SettingsError, Unavailable
 from covenant.model.ids import TaskId
@@ -510,3 +511,52 @@ async def test_a_register_that_a_look_has_found_before_its_own_commit_landed_cou
     assert ledger._registers.version == version
     await add_tenant(b, "other")
     assert ledger.tenant("other") is not None, "no version is passed over"
+
+
+async def test_heartbeats_that_wait_for_a_lock_do_not_use_up_the_connections(databases: Databases) -> None:
+    """As behind a commit that waits for a standby which is away: each attempt ends before the next begins."""
+    url = await databases.make()
+    engine = PostgresEngine(url, lease_ms=300)
+    ledger = await engine.join("a")
+    watcher, holder = await asyncpg.connect(url), await asyncpg.connect(url)
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    waited: list[int] = []
+    try:
+        async with holder.transaction():
+            await holder.execute("SELECT FROM nodes FOR UPDATE")
+            backends: set[int] = set()
+            async with asyncio.timeout(BOUND_S):
+                while len(backends) < 6:  # so many attempts
+                    rows = await watcher.fetch(waiting.replace("count(*)", "pid"))
+                    backends |= {row["pid"] for row in rows}
+                    waited.append(len(rows))
+                    await asyncio.sleep(0.05)
+        assert max(waited) <= 2, waited
+        await until(lambda: ledger._membership.refusing is None)
+    finally:
+        await holder.close()
+        await watcher.close()
+        await engine.close()
+        await databases.drop(url)
+
+
+async def test_old_news_that_another_node_deletes_are_left_to_it(engine: PostgresEngine, a: LedgerDriver) -> None:
+    first, second = await asyncpg.connect(engine.url), await asyncpg.connect(engine.url)
+    try:
+        await first.execute(
+            "INSERT INTO news (writer, seq, topics, at) SELECT 99, n, '{}', 'epoch' FROM generate_series(1, 9) AS n"
+        )
+        async with first.transaction():
+            await first.execute("SELECT FROM news WHERE writer = 99 AND seq <= 3 FOR UPDATE")
+            await asyncio.wait_for(connections.run("nodes", second, "forget_news", kept_s=60.0), BOUND_S)
+        left = await first.fetch("SELECT seq FROM news WHERE writer = 99 ORDER BY seq")
+        assert [row["seq"] for row in left] == [1, 2, 3]
+    finally:
+        await first.close()
+        await second.close()
+
+
+async def test_a_url_with_a_word_that_nobody_knows_is_said_to_be_unreadable(engine: PostgresEngine) -> None:
+    for words in ("target_session_attrs=readwrite", "sslmode=maybe"):
+        with pytest.raises(DatabaseUnusable, match=r"ledger\.url cannot be read"):
+            await open_postgres_ledger(f"{engine.url}&{words}", clock=engine.clock)

@@ -101,6 +101,11 @@ _CAUSES: Final = (
         "rebuild the index that is named, or restore a backup and run `covenant ledger restored`",
     ),
     (
+        (asyncpg.DeadlockDetectedError, asyncpg.SerializationError, asyncpg.LockNotAvailableError),
+        "lets this daemon wait for another session",
+        "it is tried again; if this lasts, end what that session waits for, such as a synchronous standby that is away",
+    ),
+    (
         REFUSED,
         "refuses what the ledger needs",
         "give its role back its rights, or put back the table that was altered: `covenant doctor` says which",
@@ -116,10 +121,11 @@ def describe_trouble(error: BaseException) -> str:
     for kinds, what, fix in _CAUSES:
         if isinstance(error, kinds):
             return f"the ledger's database {what} ({reason}): {fix}"
+    if type(error) is ValueError or isinstance(error, asyncpg.ClientConfigurationError):
+        # A URL is taken apart before anybody is asked.
+        return f"ledger.url cannot be read ({reason}): write it as postgres://ROLE:PASSWORD@HOST:PORT/DATABASE"
     if isinstance(error, UNAVAILABLE):
         return f"the ledger's database cannot be reached ({reason}): check that it runs and ledger.url leads to it"
-    if type(error) is ValueError:  # a URL is taken apart before anybody is asked
-        return f"ledger.url cannot be read ({reason}): write it as postgres://ROLE:PASSWORD@HOST:PORT/DATABASE"
     return (
         f"the ledger's database answers what this daemon does not understand ({type(error).__name__}: {reason}): put "
         "back the table that was altered: `covenant doctor` says which"

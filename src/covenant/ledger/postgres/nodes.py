@@ -18,7 +18,7 @@ from typing import Any, Final
 import asyncpg
 
 from covenant.ledger.contract.identities import Register, RegisterChange
-from covenant.ledger.postgres.connections import Connections, ask_rows, ask_value, run
+from covenant.ledger.postgres.connections import SETTINGS, Connections, ask_rows, ask_value, run
 from covenant.ledger.postgres.counters import Count, Counters
 from covenant.ledger.postgres.database_errors import UNAVAILABLE, describe_trouble, fenced, lost_if_dropped, translated
 from covenant.ledger.postgres.migrations import LEVEL
@@ -204,7 +204,9 @@ class Membership:
     async def _connect(self) -> asyncpg.Connection[Any]:
         if self._connection is None or self._connection.is_closed():
             lease_s = self._lease_ms / 1_000
-            self._connection = await self._connections.connect(connect_s=lease_s, command_s=lease_s)
+            # The server must give up, too: a backend that waits for a lock does not notice that its client has left.
+            bounded = {**SETTINGS, "lock_timeout": f"{self._lease_ms}ms"}
+            self._connection = await self._connections.connect(bounded, connect_s=lease_s, command_s=lease_s)
             if not self._connections.pooler:
                 await self._connection.add_listener(CHANNEL, self._on_notification)
         return self._connection

@@ -247,7 +247,11 @@ SELECT version FROM registers FOR UPDATE
 SELECT peer, heard_at_ms FROM peers_heard
 
 -- :forget_news
-DELETE FROM news WHERE at < clock_timestamp() - make_interval(secs => :kept_s)
+-- Rows that another node deletes right now are left to it: two that lock them in another order would wait for each other.
+DELETE FROM news AS n USING (
+    SELECT writer, seq FROM news WHERE at < statement_timestamp() - make_interval(secs => :kept_s) FOR UPDATE SKIP LOCKED
+) AS o
+WHERE n.writer = o.writer AND n.seq = o.seq
 
 -- :forget_messages
 DELETE FROM messages WHERE place < (SELECT min(place) FROM (SELECT place FROM messages ORDER BY place DESC LIMIT :kept) AS m)
