@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from covenant.ledger.postgres.migrations import LEVEL, WrongSchema
 from covenant.ledger.postgres.open_postgres import DatabaseUnusable
 from tests.daemon_under_test import open_daemon_under_test
 from tests.e2e.test_shared_ledger import covenant
@@ -40,3 +41,16 @@ async def test_a_role_that_may_only_change_rows_serves_a_ledger_that_another_one
     async with open_daemon_under_test(home, agent, ledger=guest.settings) as daemon:
         assert (await send(daemon, "one"))["task"]["status"]["state"] == "TASK_STATE_COMPLETED"
     assert begun == ["one"]
+
+
+async def test_a_role_that_may_make_no_tables_is_told_who_should(tmp_path: Path, guest: Guest) -> None:
+    await guest.as_owner("REVOKE CREATE ON SCHEMA public FROM {role}", "REVOKE CREATE ON SCHEMA public FROM PUBLIC")
+    with pytest.raises(WrongSchema, match=r"may not make one .*run `covenant ledger init` with"):
+        async with open_daemon_under_test(tmp_path / "a", ledger=guest.settings):
+            pass
+    made = await covenant("ledger", "init", "--home", str(tmp_path / "a"), "--ledger", guest.owner_url)
+    assert made["exit"] == 0, made
+    await guest.as_owner(TABLES, SEQUENCES, f"UPDATE ledger_level SET level = {LEVEL - 1}")
+    with pytest.raises(WrongSchema, match=rf"at level {LEVEL - 1}, .*run `covenant ledger migrate` with"):
+        async with open_daemon_under_test(tmp_path / "a", ledger=guest.settings):
+            pass

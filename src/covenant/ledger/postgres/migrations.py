@@ -58,7 +58,13 @@ async def migrate(connection: asyncpg.Connection[Any], level: int = LEVEL) -> in
         # If two daemons begin at once on an empty database, one creates the table, and the other waits and finds it.
         await connection.execute("SELECT pg_advisory_xact_lock(7021349055)")
         if await connection.fetchval("SELECT to_regclass('ledger_level')") is None:  # a role without CREATE may serve
-            await connection.execute(_MADE)
+            try:
+                await connection.execute(_MADE)
+            except asyncpg.InsufficientPrivilegeError as error:
+                raise WrongSchema(
+                    f"the database has no ledger yet, and this role may not make one ({error}); run `covenant ledger "
+                    "init` with a URL whose role may create tables"
+                ) from error
         found: int = await connection.fetchval("SELECT coalesce(max(level), 0) FROM ledger_level")
         if found > LEVEL:
             raise WrongSchema(
@@ -74,6 +80,11 @@ async def migrate(connection: asyncpg.Connection[Any], level: int = LEVEL) -> in
                 )
         except (asyncpg.DuplicateTableError, asyncpg.DuplicateObjectError, asyncpg.DuplicateFunctionError) as error:
             raise WrongSchema("; ".join(of_another(found, str(error)))) from error
+        except asyncpg.InsufficientPrivilegeError as error:
+            raise WrongSchema(
+                f"the ledger's schema is at level {found}, and this role may not raise it to {level} ({error}); run "
+                "`covenant ledger migrate` with a URL whose role owns the tables"
+            ) from error
     return found
 
 
