@@ -1,5 +1,9 @@
 """What a relay keeps: in order, within its limits, for its time, and again after a crash."""
 
+import asyncio
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -55,6 +59,27 @@ async def test_envelopes_are_handed_out_as_they_came_and_in_order_until_they_are
         assert await names(held, CAT) == []
     await store.drop(BEN, [f"{9:032x}", f"{77:032x}"])
     assert await names(store, BEN) == await names(opened(tmp_path, clock), BEN) == [1, 5]
+
+
+async def test_who_hangs_up_leaves_no_file_that_nobody_knows(tmp_path: Path, clock: Clock) -> None:
+    store = opened(tmp_path, clock)
+    await put(store, BEN, ANN, 1)
+    for begun in (store.drop(BEN, [f"{1:032x}"]), put(store, BEN, ANN, 2)):
+        free = threading.Event()
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(max_workers=1))
+        busy = asyncio.create_task(asyncio.to_thread(free.wait))
+        asked = asyncio.create_task(begun)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        free.set()
+        await busy
+        await asyncio.to_thread(time.sleep, 0)  # the only thread has done what was asked before
+        await asyncio.sleep(0)
+        assert await names(store, BEN) == await names(opened(tmp_path, clock), BEN)
+    assert await names(store, BEN) == [2]
 
 
 async def test_each_limit_holds_also_after_a_restart_and_ends_with_what_was_taken(tmp_path: Path, clock: Clock) -> None:

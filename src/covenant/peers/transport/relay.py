@@ -130,7 +130,10 @@ class RelayStore:
         return self._held(recipient).get(name) or self._reserved.get((recipient, name))
 
     async def write(self, recipient: InstanceId, kept: KeptEnvelope, data: bytes) -> None:
-        """It is on disk when this returns."""
+        """It is on disk when this returns. It is written although its sender hangs up: no file is left uncounted."""
+        await asyncio.shield(self._put(recipient, kept, data))
+
+    async def _put(self, recipient: InstanceId, kept: KeptEnvelope, data: bytes) -> None:
         place = self._folder / recipient
         try:
             await asyncio.to_thread(self._write, place, kept.file_name, data)
@@ -176,7 +179,8 @@ class RelayStore:
         for kept in gone:
             self._count(recipient, kept, -1)
         if gone:
-            await asyncio.to_thread(_unlink, self._folder / recipient, gone)
+            # Nobody knows of the files any more: they go although the recipient hangs up now.
+            await asyncio.shield(asyncio.to_thread(_unlink, self._folder / recipient, gone))
 
     async def drop_stale(self, recipient: InstanceId) -> None:
         now_ms = self._now_ms()
