@@ -481,7 +481,7 @@ async def test_tables_of_others_and_only_rows_that_are_missing_are_said(tmp_path
         ("postgres://covenant@127.0.0.1:port/db", "ledger.url cannot be read"),
         ("postgres://covenant@[::1/db", "ledger.url cannot be read"),
         ("{url}no_such_parameter=1", "no_such_parameter.*remove the parameter"),
-        ("{url}sslmode=sometimes", "sslmode.*ledger.url"),
+        ("{url}sslmode=sometimes", "ledger.url cannot be read.*sslmode"),
     ],
 )
 async def test_a_wrong_url_is_said_to_be_wrong(tmp_path: Path, databases: Databases, url: str, words: str) -> None:
