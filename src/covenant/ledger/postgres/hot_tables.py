@@ -19,8 +19,10 @@ ALL_TABLES: Final = (*TABLES, "lane_counts", "news", "writers")
 CHANGED_MAX: Final = 4_000
 """After this many changes of tasks the tables are vacuumed."""
 REST: Final = 20
-"""A vacuum that took a while is followed by a pause of this many times that: it may not remove what a snapshot sees."""
-VACUUM_S: Final = 600.0
+"""A pause of so many times its length follows a vacuum: while somebody holds a snapshot, it removes nothing."""
+RUN_S: Final = 10.0
+"""A vacuum that takes longer is left to autovacuum: it has one of the connections that others read by."""
+COMPACT_S: Final = 600.0
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +50,7 @@ class HotTables:
         began_s = loop.time()
         try:
             # A lock that shortens a table would stop every writer, and another node may be at the same work.
-            await self._connections.execute(f"VACUUM (TRUNCATE false, SKIP_LOCKED) {', '.join(TABLES)}", VACUUM_S)
+            await self._connections.execute(f"VACUUM (TRUNCATE false, SKIP_LOCKED) {', '.join(TABLES)}", RUN_S)
             self.vacuums += 1
         except Unavailable as error:
             log.debug("ledger.vacuum_refused", extra={"reason": str(error)})
@@ -60,7 +62,7 @@ class HotTables:
         """Vacuums all tables that change all the time, whatever it takes."""
         # On a connection of its own: a long vacuum must not keep one from those who read.
         with translated():
-            connection = await self._connections.connect(command_s=VACUUM_S)
+            connection = await self._connections.connect(command_s=COMPACT_S)
             try:
                 await connection.execute(f"VACUUM {', '.join(ALL_TABLES)}")
             finally:
