@@ -12,6 +12,7 @@ from typing import Any, Final
 import asyncpg
 import pytest
 
+from covenant.ledger.postgres.batch_writer import QUIET_MS
 from covenant.ledger.postgres.connections import Connections
 from covenant.ledger.postgres.migrations import NotDurable
 from covenant.ledger.postgres.open_postgres import open_postgres_ledger
@@ -258,3 +259,43 @@ async def test_a_read_whose_connection_is_dropped_once_its_statement_is_prepared
         monkeypatch.undo()
         await connections.close()
         await databases.give_back(url)
+
+
+NO_ROOM: Final = """
+CREATE FUNCTION no_room() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    RAISE EXCEPTION 'could not extend file' USING ERRCODE = 'disk_full';
+END $$;
+CREATE TRIGGER no_room BEFORE INSERT ON events FOR EACH ROW WHEN (length(NEW.body) > 12000) EXECUTE FUNCTION no_room()
+"""
+
+
+async def test_a_full_disk_is_over_when_there_is_room_again_and_not_when_a_small_write_fits(
+    databases: Databases, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "covenant.ledger.postgres.batch_writer")
+    url = await databases.make()
+    engine = PostgresEngine(url, lease_ms=LEASE_MS)
+    driver = LedgerDriver(await engine.join("a"), engine.clock)
+    await execute(url, NO_ROOM)
+    for number in range(10, 20):
+        assert await refusal(driver, number) == "database_unavailable"
+        await driver.send(make_task(number + 10))
+        assert "has no room left" in ((await driver.ledger.counts()).failure or "")
+        engine.clock.advance(QUIET_MS)
+        await driver.send(make_task(number + 20))
+        await driver.send(make_task(number + 30))  # once it is taken, the writer has looked for room
+        assert "has no room left" in ((await driver.ledger.counts()).failure or "")
+    await execute(url, "DROP FUNCTION no_room CASCADE")
+    engine.clock.advance(QUIET_MS)
+
+    async def is_well() -> bool:
+        return (await driver.ledger.counts()).failure is None
+
+    await until(is_well)  # although nobody writes
+    lines = [each.message for each in caplog.records if each.name.endswith("batch_writer")]
+    assert lines == ["ledger.write_refused", "ledger.write_again"]
+    left = await asyncpg.connect(url)
+    assert await left.fetchval("SELECT count(*) FROM events WHERE no < 0") == 0
+    await left.close()
+    await engine.close()
+    await databases.drop(url)

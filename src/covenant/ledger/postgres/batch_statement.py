@@ -230,10 +230,16 @@ async def write_batch(connection: asyncpg.Connection[Any], values: dict[str, Any
 
 
 async def rehearse_batch(connection: asyncpg.Connection[Any]) -> None:
-    """Raises the errors of a batch that writes to every table of batches. Nothing is written: the gate is closed."""
+    """Raises the errors of a batch that writes to every table of batches, and those of a write that needs room.
+
+    Nothing is left: the batch's gate is closed, and the row is deleted before it is committed.
+    """
     batch = _batch(tuple([part for part, _ in _PARTS]))
     nobody: dict[str, Any] = (
         {name: [] for name in batch.names} | dict.fromkeys(_OF_BATCH, 0) | dict.fromkeys(_TEXTS_OF_BATCH, "")
     )
     with suppress(asyncpg.DivisionByZeroError):
         await connection.fetchrow(batch.text, *batch.values(nobody))
+    async with connection.transaction():
+        await connection.execute(statement("write", "room_used").text)
+        await connection.execute(statement("write", "room_left").text)

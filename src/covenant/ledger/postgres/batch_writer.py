@@ -68,6 +68,8 @@ TRIES_MAX: Final = 12
 """How often a batch is decided anew after a conflict."""
 PAUSE_S: Final = 0.005
 LOGGED_MAX: Final = 20
+QUIET_MS: Final = 3_000
+"""How long no write fails before a trouble is over: a small batch may find room between two that do not."""
 
 log = logging.getLogger(__name__)
 
@@ -109,6 +111,7 @@ class BatchWriter:
         """Whether a batch is being written; whether more will be decided ahead soon; whether no more can be."""
         self.trouble: Unavailable | None = None
         """Why the database took no batch lately, if so."""
+        self._failed_ms = 0
         self._logged: set[str] = set()
         """Troubles that are already logged, each once."""
         self._loop = asyncio.get_running_loop()
@@ -159,7 +162,7 @@ class BatchWriter:
                 except Exception as error:
                     log.exception("ledger.batch_failed")
                     fail_all(batch, error)
-            if self.trouble is not None and self.failure is None:
+            if self._is_quiet() and self.failure is None:
                 async with self.at_rest:
                     await self._rehearse()
             if self.failure is not None:
@@ -245,8 +248,8 @@ class BatchWriter:
                     fail_all(batch, refused(error) if has_wrong_type(error) else error)
                 return
             else:
-                if self.trouble is not None:
-                    self._mended()
+                if self._is_quiet():
+                    await self._rehearse()
                 return
         fail_all(batch, busy())
 
@@ -258,15 +261,15 @@ class BatchWriter:
         if trouble.message not in self._logged and len(self._logged) < LOGGED_MAX:
             self._logged.add(trouble.message)
             log.error("ledger.write_refused", extra={"code": trouble.code, "reason": trouble.message})
-        self.trouble = trouble
+        self.trouble, self._failed_ms = trouble, self._clock.monotonic_ms()
         self._connection.fail(batch, trouble)
 
-    def _mended(self) -> None:
-        log.info("ledger.write_again")
-        self.trouble = None
-        self._logged.clear()
+    def _is_quiet(self) -> bool:
+        """Whether there is a trouble of which nothing was seen for a while."""
+        return self.trouble is not None and self._clock.monotonic_ms() - self._failed_ms >= QUIET_MS
 
     async def _rehearse(self) -> None:
+        """Ends the trouble if every table can be written and there is room; a batch may have needed neither."""
         try:
             with lost_if_dropped():
                 await rehearse_batch(await self._connection.get())
@@ -276,7 +279,9 @@ class BatchWriter:
         except asyncpg.PostgresError as error:
             self._fail([], refused(error))
         else:
-            self._mended()
+            log.info("ledger.write_again")
+            self.trouble = None
+            self._logged.clear()
 
     async def _try(self, batch: list[Item], opened: OpenBatch | None, *, careful: bool) -> None:
         """Writes a batch in one transaction. `careful`: nothing is assumed to be new, or known, without a look."""

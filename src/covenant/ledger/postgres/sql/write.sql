@@ -233,6 +233,14 @@ new_counts AS (
     ON CONFLICT (kind, lane, writer) DO UPDATE SET n = c.n + excluded.n
 ),
 
+-- :room_used
+-- 64 KiB that cannot be compressed, in the table that grows fastest.
+INSERT INTO events (no, n, generation, ts_ms, kind, body)
+SELECT -1, 0, 0, 0, '', string_agg(md5(i::text), '') FROM generate_series(1, 2048) AS i
+
+-- :room_left
+DELETE FROM events WHERE no = -1
+
 -- :new_requests
 INSERT INTO requests (verb, holder, request_id, place, given)
 SELECT u.* FROM unnest(:verbs::text[], :holders::text[], :request_ids::text[], :places::bigint[], :given::text[]) AS u
