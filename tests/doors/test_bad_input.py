@@ -139,8 +139,7 @@ async def test_a_task_in_somebody_elses_name_is_refused_and_audited(
     for sender in (bob.wire, {"display": "bob@test"}, {"display": "alice@test", "pubkey": KEY}):
         await refused(speaker, alice, "send_a2a_task", "sender_mismatch", 403, task=new_task(bob, sender=sender))
     rows = await under_test.audit("a2a_sender_mismatch")
-    assert [row["kind"]["claimed_sender_display"] for row in rows][-1] == "bob@test"
-    assert len(rows) == 3
+    assert sorted(row["kind"]["claimed_sender_display"] for row in rows) == ["alice@test", "bob@test", "bob@test"]
 
 
 async def test_sending_without_the_capability_is_refused_and_audited(

@@ -69,7 +69,7 @@ TRIES_MAX: Final = 12
 PAUSE_S: Final = 0.005
 LOGGED_MAX: Final = 20
 QUIET_MS: Final = 3_000
-"""How long no write fails before a trouble is over: a small batch may find room between two that do not."""
+"""How long no write finds the disk full before that is over: a small batch may find room between two that do not."""
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +111,8 @@ class BatchWriter:
         """Whether a batch is being written; whether more will be decided ahead soon; whether no more can be."""
         self.trouble: Unavailable | None = None
         """Why the database took no batch lately, if so."""
-        self._failed_ms = 0
+        self._quiet_until_ms = 0
+        """Until when a success does not end the trouble."""
         self._logged: set[str] = set()
         """Troubles that are already logged, each once."""
         self._loop = asyncio.get_running_loop()
@@ -162,7 +163,7 @@ class BatchWriter:
                 except Exception as error:
                     log.exception("ledger.batch_failed")
                     fail_all(batch, error)
-            if self._is_quiet() and self.failure is None:
+            if self._may_be_over() and self.failure is None:
                 async with self.at_rest:
                     await self._rehearse()
             if self.failure is not None:
@@ -231,12 +232,12 @@ class BatchWriter:
                 fail_all(batch, self._membership.refusing or fenced())
                 return
             except REFUSED as error:
-                self._fail(batch, refused(error))
+                self._fail(batch, error, refused(error))
                 return
             except UNAVAILABLE as error:
                 self._connection.drop()
                 if tried == TRIES_MAX - 1 or not isinstance(error, BROKEN):
-                    self._fail(batch, unavailable(error))
+                    self._fail(batch, error, unavailable(error))
                     return
                 await asyncio.sleep(PAUSE_S * 2**tried)
             except asyncpg.PostgresError as error:
@@ -248,7 +249,7 @@ class BatchWriter:
                     fail_all(batch, refused(error) if has_wrong_type(error) else error)
                 return
             else:
-                if self._is_quiet():
+                if self._may_be_over():
                     await self._rehearse()
                 return
         fail_all(batch, busy())
@@ -257,16 +258,18 @@ class BatchWriter:
         for half in (batch[: len(batch) // 2], batch[len(batch) // 2 :]):
             await self._process(half)
 
-    def _fail(self, batch: list[Item], trouble: Unavailable) -> None:
+    def _fail(self, batch: list[Item], error: BaseException, trouble: Unavailable) -> None:
         if trouble.message not in self._logged and len(self._logged) < LOGGED_MAX:
             self._logged.add(trouble.message)
             log.error("ledger.write_refused", extra={"code": trouble.code, "reason": trouble.message})
-        self.trouble, self._failed_ms = trouble, self._clock.monotonic_ms()
+        self.trouble = trouble
+        if isinstance(error, asyncpg.DiskFullError):
+            self._quiet_until_ms = self._clock.monotonic_ms() + QUIET_MS
         self._connection.fail(batch, trouble)
 
-    def _is_quiet(self) -> bool:
-        """Whether there is a trouble of which nothing was seen for a while."""
-        return self.trouble is not None and self._clock.monotonic_ms() - self._failed_ms >= QUIET_MS
+    def _may_be_over(self) -> bool:
+        """Whether there is a trouble that a success may end."""
+        return self.trouble is not None and self._clock.monotonic_ms() >= self._quiet_until_ms
 
     async def _rehearse(self) -> None:
         """Ends the trouble if every table can be written and there is room; a batch may have needed neither."""
@@ -275,9 +278,9 @@ class BatchWriter:
                 await rehearse_batch(await self._connection.get())
         except UNAVAILABLE as error:
             self._connection.drop()
-            self._fail([], unavailable(error))
+            self._fail([], error, unavailable(error))
         except asyncpg.PostgresError as error:
-            self._fail([], refused(error))
+            self._fail([], error, refused(error))
         else:
             log.info("ledger.write_again")
             self.trouble = None
