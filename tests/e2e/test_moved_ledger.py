@@ -12,6 +12,7 @@ import asyncpg
 import pytest
 
 from covenant.daemon.home import KEY_NAME, TOKEN_NAME, UnsafeHome
+from covenant.ledger.embedded.open import mark_served, read_mark
 from covenant.model.errors import HomeUnusable, Unavailable
 from tests.cli.daemons import covenant as run_command
 from tests.daemon_under_test import DaemonUnderTest, open_daemon_under_test
@@ -92,6 +93,45 @@ async def test_a_daemon_goes_on_with_its_ledger_in_a_database_and_back_in_its_ho
     with pytest.raises((Unavailable, UnsafeHome), match="moved out"):
         async with open_daemon_under_test(home, echo, slow, ledger=shared(url)):
             pass
+
+
+async def test_a_home_served_on_a_database_does_not_begin_an_empty_ledger(tmp_path: Path, url: str) -> None:
+    home, own = tmp_path / "a", tmp_path / "b"
+    echo, *_ = agents()
+    async with open_daemon_under_test(home, echo, ledger=shared(url)) as daemon:
+        await call(daemon, "echo", "SendMessage", message=message("one"))
+        listed = await call(daemon, "echo", "ListTasks")
+    assert len(listed["tasks"]) == 1
+    with pytest.raises(HomeUnusable, match=r"its ledger is in postgres.*--ledger.*move --out"):
+        async with open_daemon_under_test(home, echo):
+            pass
+    again = await covenant("ledger", "move", "--home", str(home), "--ledger", url)
+    assert (again["exit"], "is in postgres" in again["message"]) == (1, True)
+    variables = {"COVENANT_LEDGER_DURABILITY": "os"}
+    ran = await asyncio.to_thread(run_command, "doctor", "--home", str(home), "--json", env=variables)
+    told = [each["what"] for each in ran.json["findings"]]
+    assert ran.json["well"], told
+    assert any(each.startswith("the ledger is in postgres") for each in told)
+    assert any(each.startswith("the database is at level") for each in told)
+    assert "there is no ledger yet" not in told
+    async with open_daemon_under_test(own):  # it has a ledger of its own, and keeps it
+        pass
+    copy_key_and_token(home, own)
+    async with open_daemon_under_test(own, ledger=shared(url)):
+        pass
+    assert read_mark(own) is None
+    assert (await covenant("ledger", "move", "--out", "--home", str(home), "--ledger", url))["exit"] == 0
+    async with open_daemon_under_test(home, echo) as daemon:
+        assert await call(daemon, "echo", "ListTasks") == listed
+
+
+def test_a_home_remembers_where_its_database_is_and_no_password(tmp_path: Path) -> None:
+    for host in ("old", "new"):
+        mark_served(tmp_path, f"postgres://covenant:secret@{host}:5432/db?password=secret&host=/run/pg", 1)
+        mark = read_mark(tmp_path)
+        assert mark is not None
+        assert mark.database == f"postgres://covenant@{host}:5432/db?host=/run/pg"
+    assert "secret" not in (tmp_path / "moved.json").read_text()
 
 
 def copy_key_and_token(source: Path, home: Path) -> None:

@@ -146,7 +146,7 @@ async def test_a_home_goes_into_a_database_and_out_again_with_all_that_it_held(
 async def test_the_same_home_can_take_its_ledger_back(history: HomeHistory, url: str) -> None:
     tasks = list(history.tasks)
     await mover(history, url).move_in()
-    with pytest.raises(HomeUnusable, match="was moved to postgres://"):
+    with pytest.raises(HomeUnusable, match="its ledger is in postgres://"):
         await open_ledger(history.home, clock=history.clock)
     with pytest.raises(CannotMove, match="already"):
         await mover(history, url).move_in()

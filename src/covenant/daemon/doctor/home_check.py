@@ -20,6 +20,7 @@ from covenant.daemon.doctor.ledger_check import check_ledger
 from covenant.daemon.doctor.ledger_repair import BACKUP, CheckFinding, Checkup, wrong
 from covenant.daemon.environment import PASSPHRASE_VARIABLE, now_ms, program_environment
 from covenant.daemon.home import (
+    JOURNAL_NAME,
     KEY_NAME,
     OTHERS,
     SOCKET_NAME,
@@ -42,7 +43,7 @@ from covenant.ledger.embedded.disk import MIB, free_bytes
 from covenant.ledger.embedded.journal.recovery import lock_home
 from covenant.ledger.embedded.journal.segments import list_segments
 from covenant.ledger.embedded.journal.shipped_segments import read_status
-from covenant.ledger.embedded.open import RESTORING_NAME
+from covenant.ledger.embedded.open import IN_DATABASE, RESTORING_NAME, read_mark
 from covenant.model.errors import CovenantError, HomeLocked, Invalid, SettingsError
 from covenant.model.mcp_servers import McpServer, read_mcp_servers
 from covenant.model.model_prices import read_model_prices
@@ -82,7 +83,7 @@ def check(home: Path, variables: Mapping[str, str]) -> Checkup:
         lambda: _room(home),
         lambda: _backup(home),
         lambda: _tls(settings),
-        lambda: _database(settings),
+        lambda: _database(home, settings),
     ):
         findings += _guarded(home, part)
     try:
@@ -96,7 +97,8 @@ def check(home: Path, variables: Mapping[str, str]) -> Checkup:
     try:
         findings += _guarded(home, lambda: _port(settings))
         limits = ledger_limits(settings) if settings is not None else Limits()
-        ledger = check_ledger(home, variables, limits)
+        is_served = read_mark(home) is not None and not (home / JOURNAL_NAME).exists()
+        ledger = Checkup(()) if is_served else check_ledger(home, variables, limits)
     except OSError as error:
         return Checkup((*findings, _unusable(home, error)))
     finally:
@@ -105,16 +107,25 @@ def check(home: Path, variables: Mapping[str, str]) -> Checkup:
     return ledger._replace(findings=(*findings, *ledger.findings))
 
 
-def _database(settings: Settings | None) -> Iterator[CheckFinding]:
-    if settings is None or not settings.ledger.url:
+def _database(home: Path, settings: Settings | None) -> Iterator[CheckFinding]:
+    """Checks the database that the settings name, or else the one that the home was served on last."""
+    mark = read_mark(home)
+    url = settings.ledger.url if settings is not None else ""
+    if mark is not None:
+        yield CheckFinding(f"the ledger is in {mark.database}" if mark.state in IN_DATABASE else "a move was cut off")
+        url = url or mark.database
+    if settings is None or not url:
         return
     try:
         admin = import_postgres("database_admin")
         durable = settings.ledger.durability == "fsync"
-        level, troubles = asyncio.run(admin.find_troubles(settings.ledger.url, durable=durable))
+        level, troubles = asyncio.run(admin.find_troubles(url, durable=durable))
         newest = admin.LEVEL
     except CovenantError as error:
-        yield wrong(str(error), "put ledger.url right, or the database")
+        way_out = "put ledger.url right, or the database"
+        if not settings.ledger.url:
+            way_out = f"name the database with its password: COVENANT_LEDGER_URL=… covenant doctor --home {home}"
+        yield wrong(str(error), way_out)
         return
     for trouble in troubles:
         yield wrong(trouble.what, trouble.fix)

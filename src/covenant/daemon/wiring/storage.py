@@ -43,7 +43,7 @@ from covenant.ledger.embedded.disk import unusable_by
 from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.ledger.embedded.journal.recovery import lock_home
 from covenant.ledger.embedded.journal.shipped_segments import ShippedSegments
-from covenant.ledger.embedded.open import open_ledger
+from covenant.ledger.embedded.open import mark_served, open_ledger
 from covenant.ledger.machine.identity_commands import WriteAuditRow
 from covenant.model.errors import SettingsError, Unavailable
 from covenant.model.ids import AgentId, PublicKey
@@ -112,6 +112,7 @@ async def open_storage(
             key, token = await _own_secrets(ledger, keystore, home, key)
         else:
             key, token = await agree_on_secrets(settings, ledger, keystore, key)
+            await asyncio.to_thread(mark_served, home, settings.ledger.url, clocks.now_ms())
         if await asyncio.to_thread(keystore.lock_key):
             log.info("identity.locked", file=KEY_NAME)
         agent = operator_agent(OPERATOR_DISPLAY, key)

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Final, Literal, NamedTuple
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import msgspec
 
@@ -56,6 +57,8 @@ from covenant.model.task import Task
 NICE: Final = 10
 """Compaction yields to requests: nobody waits for it."""
 MARK_NAME: Final = "moved.json"
+IN_DATABASE: Final = frozenset({"served", "moved"})
+"""States of a home's mark while its ledger is in a database."""
 
 
 class Compacted(msgspec.Struct, frozen=True, gc=False):
@@ -438,11 +441,12 @@ async def memory_ledger(
 class MovedMark(msgspec.Struct, frozen=True, kw_only=True):
     """The mark of a home whose ledger is in a database, or is being moved there or back: such a home does not open.
 
-    `id` is the move's: the database has it once the move is committed there.
+    `id` is the move's: the database has it once the move is committed there. A home that never had a ledger of its own
+    is marked as `served` when its daemon has joined a database.
     """
 
     id: str
-    state: Literal["moving", "moved", "returning"]
+    state: Literal["served", "moving", "moved", "returning"]
     database: str
     """The database's URL without its password."""
     at_ms: int
@@ -455,6 +459,22 @@ def read_mark(home: Path) -> MovedMark | None:
         return None
 
 
+def name_database(url: str) -> str:
+    """The database's URL without its password."""
+    parts = urlsplit(url)
+    credentials, _, host = parts.netloc.rpartition("@")
+    user = credentials.partition(":")[0]
+    query = urlencode([each for each in parse_qsl(parts.query) if each[0] in ("host", "port")], safe="/")
+    return urlunsplit((parts.scheme, f"{user}@{host}" if user else host, parts.path, query, ""))
+
+
+def mark_served(home: Path, url: str, now_ms: int) -> None:
+    """Remembers that the home's ledger is in a database, unless the home has a ledger of its own, or a move's mark."""
+    mark, database = read_mark(home), name_database(url)
+    if not (home / "journal").exists() if mark is None else mark.state == "served" and mark.database != database:
+        write_mark(home, MovedMark(id="", state="served", database=database, at_ms=now_ms))
+
+
 def write_mark(home: Path, mark: MovedMark) -> None:
     replace_private(home / MARK_NAME, msgspec.json.encode(mark))
 
@@ -465,13 +485,13 @@ def remove_mark(home: Path) -> None:
 
 
 def check_mark(home: Path) -> None:
-    """Raises HomeUnusable if the ledger was moved away, or is incomplete."""
+    """Raises HomeUnusable if the ledger is in a database, or is incomplete."""
     mark = read_mark(home)
     if mark is None:
         return
-    if mark.state == "moved":
+    if mark.state in IN_DATABASE:
         why = (
-            f"its ledger was moved to {mark.database}; start the daemon with --ledger, or bring the ledger back with "
+            f"its ledger is in {mark.database}; start the daemon with --ledger, or bring the ledger here with "
             "`covenant ledger move --out`"
         )
     else:

@@ -14,7 +14,6 @@ from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple
-from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 import msgspec
@@ -25,7 +24,16 @@ from covenant.ledger.embedded.backup_file import INCARNATION_NAME, Incarnation
 from covenant.ledger.embedded.blob_folder import FOLDER_NAME
 from covenant.ledger.embedded.disk import make_owned_folder, replace_private, sync_dir
 from covenant.ledger.embedded.journal.recovery import lock_home
-from covenant.ledger.embedded.open import SEEN, MovedMark, open_ledger, read_mark, remove_mark, write_mark
+from covenant.ledger.embedded.open import (
+    IN_DATABASE,
+    SEEN,
+    MovedMark,
+    name_database,
+    open_ledger,
+    read_mark,
+    remove_mark,
+    write_mark,
+)
 from covenant.ledger.machine.identity_commands import WriteAuditRow
 from covenant.ledger.postgres.connections import CONNECT_S, SETTINGS, run
 from covenant.ledger.postgres.database_errors import UNAVAILABLE
@@ -148,10 +156,10 @@ class Mover:
             found = [name for name in LEDGER_FILES if (self._home / name).exists()]
             if found:
                 raise CannotMove(f"{self._home} has a ledger already ({found[0]}); name another home with --home")
-        elif mark.state != "moved":
+        elif mark.state not in IN_DATABASE:
             self._check_mark(mark, "returning")
         with lock_home(self._home):
-            if mark is None or mark.state == "moved":
+            if mark is None or mark.state in IN_DATABASE:
                 mark = self._mark("returning")
             async with self._database() as connection:
                 if await _value(connection, "moved", id=mark.id) is None:
@@ -246,6 +254,7 @@ class Mover:
         if mark.state == state and mark.database == self._place():
             return
         reasons = {
+            "served": f"it is in {mark.database} already",
             "moving": f"a move to {mark.database} was cut off; finish it with that database, and without --out",
             "moved": f"it was moved to {mark.database} already",
             "returning": f"a move from {mark.database} was cut off; finish it with that database, and with --out",
@@ -253,11 +262,7 @@ class Mover:
         raise CannotMove(f"the ledger of {self._home} cannot be moved: {reasons[mark.state]}")
 
     def _place(self) -> str:
-        """The database's URL without its password."""
-        parts = urlsplit(self._dsn)
-        netloc = parts.netloc.rpartition("@")
-        user = netloc[0].partition(":")[0]
-        return urlunsplit((parts.scheme, f"{user}@{netloc[2]}" if user else netloc[2], parts.path, "", ""))
+        return name_database(self._dsn)
 
     @asynccontextmanager
     async def _database(self) -> AsyncIterator[asyncpg.Connection[Any]]:
