@@ -33,12 +33,12 @@ class Measured(NamedTuple):
     """CPU of a SendMessage at 1 and at 64 connections, as the part `postgres` finds it."""
 
     daemon_alone_s: float = 0.472e-3
-    daemon_many_s: float = 0.126e-3
-    database_alone_s: float = 0.458e-3
-    database_many_s: float = 0.077e-3
+    daemon_many_s: float = 0.122e-3
+    database_alone_s: float = 0.404e-3
+    database_many_s: float = 0.060e-3
     batch: float = 32.0
     """Commands of a batch at 64 connections."""
-    wal_bytes: float = 6_800.0
+    wal_bytes: float = 6_500.0
 
 
 class Costs(NamedTuple):

@@ -299,3 +299,27 @@ async def test_a_full_disk_is_over_when_there_is_room_again_and_not_when_a_small
     await left.close()
     await engine.close()
     await databases.drop(url)
+
+
+async def test_a_full_disk_is_not_over_before_no_write_found_it_full_for_a_while(databases: Databases) -> None:
+    url = await databases.make()
+    engine = PostgresEngine(url, lease_ms=LEASE_MS)
+    driver = LedgerDriver(await engine.join("a"), engine.clock)
+    # The writer's own look for room succeeds.
+    await execute(url, NO_ROOM.replace("> 12000", "BETWEEN 12000 AND 40000"))
+
+    async def failure() -> str:
+        return (await driver.ledger.counts()).failure or ""
+
+    assert await refusal(driver, 10) == "database_unavailable"
+    for number in (11, 12):
+        await driver.send(make_task(number))
+        assert "has no room left" in await failure()
+    engine.clock.advance(QUIET_MS)
+
+    async def is_well() -> bool:
+        return not await failure()
+
+    await until(is_well)
+    await engine.close()
+    await databases.drop(url)
