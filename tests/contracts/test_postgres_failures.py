@@ -14,6 +14,7 @@ import pytest
 
 from covenant.ledger.postgres.batch_writer import QUIET_MS
 from covenant.ledger.postgres.connections import Connections
+from covenant.ledger.postgres.database_admin import find_troubles
 from covenant.ledger.postgres.migrations import NotDurable
 from covenant.ledger.postgres.open_postgres import open_postgres_ledger
 from covenant.ledger.postgres.sql import Statement
@@ -171,6 +172,42 @@ async def test_a_setting_with_which_commits_can_be_lost_is_named_at_the_start(
             await (await open_postgres_ledger(url, clock=lambda: 1, durability="os")).close()
     finally:
         await asyncio.to_thread(server.stop)
+
+
+async def test_the_doctor_names_a_synchronous_standby_that_is_away(folder: Path) -> None:
+    server = make_server(folder, "primary")
+    await asyncio.to_thread(server.prepare)
+    await asyncio.to_thread(server.start)
+    try:
+        await execute(server.url("postgres"), "CREATE DATABASE covenant")
+        url = server.url("covenant")
+        await (await open_postgres_ledger(url, clock=lambda: 1, durability="os")).close()
+        assert (await find_troubles(url, durable=False))[1] == []
+        await execute(url, "ALTER SYSTEM SET synchronous_standby_names = 'nobody'", "SELECT pg_reload_conf()")
+        commit = asyncio.create_task(_commit_once_it_waits(url))
+
+        async def is_named() -> bool:
+            return any(
+                "wait for a synchronous standby" in each.what for each in (await find_troubles(url, durable=False))[1]
+            )
+
+        await until(is_named)
+        assert not commit.done()
+        await execute(url, "ALTER SYSTEM RESET synchronous_standby_names", "SELECT pg_reload_conf()")
+        await commit
+        assert (await find_troubles(url, durable=False))[1] == []
+    finally:
+        await asyncio.to_thread(server.stop)
+
+
+async def _commit_once_it_waits(url: str) -> None:
+    """Commits when the session has read the new setting."""
+    connection = await asyncpg.connect(url)
+    try:
+        await until(lambda: connection.fetchval("SELECT current_setting('synchronous_standby_names') <> ''"))
+        await connection.execute("UPDATE ledger_level SET level = level")
+    finally:
+        await connection.close()
 
 
 @pytest.fixture

@@ -31,6 +31,10 @@ from covenant.model.grant import GENESIS, AuditHead, AuditRow, Identity, link
 from covenant.model.ids import AgentId
 
 _FIX: Final = "put it back from a backup of the schema, or grant it to this role"
+_STANDBY: Final = "the database: {} sessions wait for a synchronous standby that does not answer"
+_STANDBY_FIX: Final = (
+    "start the standby, or take it out of synchronous_standby_names and reload the database's settings"
+)
 _LEVEL: Final = "SELECT coalesce(max(level), 0)::integer FROM ledger_level"
 
 
@@ -152,6 +156,8 @@ async def find_troubles(dsn: str, *, durable: bool = True) -> tuple[int, list[Tr
                     await check_durability(connection)
                 except NotDurable as trouble:
                     troubles.append(Trouble(trouble.what, trouble.fix))
+            if waiting := await connection.fetchval(statement("nodes", "waiting_for_standby").text):
+                troubles.append(Trouble(_STANDBY.format(waiting), _STANDBY_FIX))
             if await connection.fetchval("SELECT current_schema()") is None:
                 return 0, [*troubles, Trouble("the database: this role may use no schema of its search_path", _FIX)]
             is_made = await connection.fetchval("SELECT to_regclass('ledger_level')") is not None

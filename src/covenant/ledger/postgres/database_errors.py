@@ -103,7 +103,7 @@ _CAUSES: Final = (
     (
         (asyncpg.DeadlockDetectedError, asyncpg.SerializationError, asyncpg.LockNotAvailableError),
         "lets this daemon wait for another session",
-        "it is tried again; if this lasts, end what that session waits for, such as a synchronous standby that is away",
+        "it is tried again; if this lasts, end what it waits for: `covenant doctor` names a standby that is away",
     ),
     (
         REFUSED,

@@ -324,3 +324,8 @@ WHERE NOT EXISTS (
     SELECT FROM pg_class AS c
     WHERE c.relname = u.name AND c.relkind = 'S' AND c.relnamespace = :schema::text::regnamespace
 )
+
+-- :waiting_for_standby
+-- A commit waits for a moment while all is well.
+SELECT count(*) FROM pg_stat_activity
+WHERE datname = current_database() AND wait_event = 'SyncRep' AND query_start < clock_timestamp() - interval '2 seconds'
