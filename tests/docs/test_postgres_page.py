@@ -22,7 +22,7 @@ async def test_the_daemons_of_the_page_share_a_ledger(databases: Databases, shor
     try:
         # The server of the tests does not sync, which a daemon refuses unless it is told that this is meant.
         env = {"COVENANT_PASSPHRASE": "three words together", "COVENANT_LEDGER_DURABILITY": "os"}
-        made = covenant("ledger", "init", "--ledger", url, env=env)
+        made = covenant("ledger", "init", "--ledger", url, "--home", str(short_path / "first"), env=env)
         assert made.code == 0, made
         a = Daemon(short_path / "a", "--ledger", url, env=env)
         b = Daemon(short_path / "b", "--ledger", url, env=env)
