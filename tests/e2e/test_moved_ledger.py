@@ -134,6 +134,15 @@ def test_a_home_remembers_where_its_database_is_and_no_password(tmp_path: Path) 
     assert "secret" not in (tmp_path / "moved.json").read_text()
 
 
+async def test_a_mark_that_cannot_be_read_is_named_by_the_start_and_by_the_doctor(tmp_path: Path) -> None:
+    (tmp_path / "moved.json").write_text("{")
+    with pytest.raises(HomeUnusable, match=r"moved\.json cannot be read"):
+        async with open_daemon_under_test(tmp_path):
+            pass
+    ran = await asyncio.to_thread(run_command, "doctor", "--home", str(tmp_path), "--json")
+    assert (ran.code, any("moved.json cannot be read" in each["what"] for each in ran.json["findings"])) == (1, True)
+
+
 def copy_key_and_token(source: Path, home: Path) -> None:
     """All that the documentation asks for."""
     for name in (KEY_NAME, TOKEN_NAME):

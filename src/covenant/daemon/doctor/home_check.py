@@ -43,8 +43,8 @@ from covenant.ledger.embedded.disk import MIB, free_bytes
 from covenant.ledger.embedded.journal.recovery import lock_home
 from covenant.ledger.embedded.journal.segments import list_segments
 from covenant.ledger.embedded.journal.shipped_segments import read_status
-from covenant.ledger.embedded.open import IN_DATABASE, RESTORING_NAME, read_mark
-from covenant.model.errors import CovenantError, HomeLocked, Invalid, SettingsError
+from covenant.ledger.embedded.open import IN_DATABASE, MARK_NAME, RESTORING_NAME, read_mark
+from covenant.model.errors import CovenantError, HomeLocked, HomeUnusable, Invalid, SettingsError
 from covenant.model.mcp_servers import McpServer, read_mcp_servers
 from covenant.model.model_prices import read_model_prices
 from covenant.model.settings import Limits
@@ -97,7 +97,7 @@ def check(home: Path, variables: Mapping[str, str]) -> Checkup:
     try:
         findings += _guarded(home, lambda: _port(settings))
         limits = ledger_limits(settings) if settings is not None else Limits()
-        is_served = read_mark(home) is not None and not (home / JOURNAL_NAME).exists()
+        is_served = (home / MARK_NAME).exists() and not (home / JOURNAL_NAME).exists()
         ledger = Checkup(()) if is_served else check_ledger(home, variables, limits)
     except OSError as error:
         return Checkup((*findings, _unusable(home, error)))
@@ -109,7 +109,11 @@ def check(home: Path, variables: Mapping[str, str]) -> Checkup:
 
 def _database(home: Path, settings: Settings | None) -> Iterator[CheckFinding]:
     """Checks the database that the settings name, or else the one that the home was served on last."""
-    mark = read_mark(home)
+    try:
+        mark = read_mark(home)
+    except HomeUnusable as error:
+        yield wrong(str(error), BACKUP)
+        return
     url = settings.ledger.url if settings is not None else ""
     if mark is not None:
         yield CheckFinding(f"the ledger is in {mark.database}" if mark.state in IN_DATABASE else "a move was cut off")

@@ -58,7 +58,6 @@ NICE: Final = 10
 """Compaction yields to requests: nobody waits for it."""
 MARK_NAME: Final = "moved.json"
 IN_DATABASE: Final = frozenset({"served", "moved"})
-"""States of a home's mark while its ledger is in a database."""
 
 
 class Compacted(msgspec.Struct, frozen=True, gc=False):
@@ -441,8 +440,7 @@ async def memory_ledger(
 class MovedMark(msgspec.Struct, frozen=True, kw_only=True):
     """The mark of a home whose ledger is in a database, or is being moved there or back: such a home does not open.
 
-    `id` is the move's: the database has it once the move is committed there. A home that never had a ledger of its own
-    is marked as `served` when its daemon has joined a database.
+    `id` is the move's: the database has it once the move is committed there. `served`: it never had its own ledger.
     """
 
     id: str
@@ -457,6 +455,8 @@ def read_mark(home: Path) -> MovedMark | None:
         return msgspec.json.decode((home / MARK_NAME).read_bytes(), type=MovedMark)
     except FileNotFoundError:
         return None
+    except msgspec.MsgspecError as error:
+        raise HomeUnusable(f"{home / MARK_NAME} cannot be read ({error}); put it back from a backup", None) from error
 
 
 def name_database(url: str) -> str:
