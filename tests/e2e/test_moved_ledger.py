@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from covenant.daemon.home import KEY_NAME, TOKEN_NAME, UnsafeHome
-from covenant.ledger.embedded.open import mark_served, read_mark
+from covenant.ledger.embedded.moved_mark import mark_served, read_mark
 from covenant.model.errors import HomeUnusable, Unavailable
 from tests.cli.daemons import covenant as run_command
 from tests.daemon_under_test import DaemonUnderTest, open_daemon_under_test
@@ -141,6 +141,47 @@ async def test_a_mark_that_cannot_be_read_is_named_by_the_start_and_by_the_docto
             pass
     ran = await asyncio.to_thread(run_command, "doctor", "--home", str(tmp_path), "--json")
     assert (ran.code, any("moved.json cannot be read" in each["what"] for each in ran.json["findings"])) == (1, True)
+
+
+async def test_a_home_with_a_ledger_elsewhere_begins_none_in_an_empty_database_by_itself(
+    tmp_path: Path, url: str, databases: Databases
+) -> None:
+    own, served, other = tmp_path / "own", tmp_path / "served", await databases.make()
+    async with open_daemon_under_test(own):
+        pass
+    async with open_daemon_under_test(served, ledger=shared(url)):
+        pass
+    refusals = {
+        own: "in its files: move that into an empty database with `covenant ledger move`",
+        served: "in postgres",
+    }
+    for home, reason in refusals.items():
+        with pytest.raises(HomeUnusable, match=f"no ledger, and that of {home} is {reason}.*`covenant ledger init`"):
+            async with open_daemon_under_test(home, ledger=shared(other)):
+                pass
+    with pytest.raises(UnsafeHome, match=f"of another instance, and that of {own} is in its files.*--home"):
+        async with open_daemon_under_test(own, ledger=shared(url)):
+            pass
+    async with open_daemon_under_test(own):  # as before
+        pass
+    assert (await covenant("ledger", "init", "--home", str(served), "--ledger", other))["exit"] == 0
+    async with open_daemon_under_test(served, ledger=shared(other)):
+        pass
+    async with open_daemon_under_test(served, ledger=shared(url)):  # the first one is there still
+        pass
+    await databases.drop(other)
+
+
+async def test_a_database_that_lost_its_ledger_is_not_begun_anew(tmp_path: Path, databases: Databases) -> None:
+    url = await databases.make()
+    async with open_daemon_under_test(tmp_path, ledger=shared(url)):
+        pass
+    await (database := await asyncpg.connect(url)).execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+    await database.close()
+    with pytest.raises(HomeUnusable, match=r"no ledger any more.*restore it from its backup"):
+        async with open_daemon_under_test(tmp_path, ledger=shared(url)):
+            pass
+    await databases.drop(url)
 
 
 def copy_key_and_token(source: Path, home: Path) -> None:

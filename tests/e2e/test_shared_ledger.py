@@ -224,8 +224,8 @@ async def test_a_daemon_of_another_instance_does_not_fence_the_one_whose_name_it
         pass  # a home with a key and a token of its own
     async with open_daemon_under_test(tmp_path / "a", ledger=shared(url), daemon=named) as a:
         nodes = (await a.ask("GET", "/v1/admin/nodes")).json()["nodes"]
-        for home in ("empty", "other"):
-            with pytest.raises(UnsafeHome, match=r"copy identity/local\.key"):
+        for home, reason in {"empty": r"copy identity/local\.key", "other": "of another instance"}.items():
+            with pytest.raises(UnsafeHome, match=reason):
                 async with open_daemon_under_test(tmp_path / home, ledger=shared(url), daemon=named):
                     pass
         found = (await a.ask("GET", "/v1/admin/nodes")).json()["nodes"]

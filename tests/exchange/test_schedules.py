@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
+import asyncpg
 import pytest
 
 from covenant import Agent, Schedule, Turn
@@ -17,7 +18,8 @@ from covenant.ledger.clock import PAUSE_MS
 from covenant.model.errors import Conflict, Invalid, OverLimit
 from tests.daemon_under_test import DaemonUnderTest, open_daemon_under_test
 from tests.ledger_contract.fake_clock import FakeClock
-from tests.waits import BOUND_S
+from tests.ledger_contract.postgres_server import Databases
+from tests.waits import BOUND_S, eventually
 
 HOUR_MS = 3_600_000
 NAME = ("default", "report", "hourly")
@@ -38,10 +40,13 @@ def reporter(worked: list[int] | None = None, **more: object) -> Agent:
 
 
 @asynccontextmanager
-async def opened(home: Path, clock: FakeClock, **more: object) -> AsyncIterator[tuple[DaemonUnderTest, ScheduleRunner]]:
-    async with open_daemon_under_test(home, reporter(None, **more), clock=clock) as daemon:
-        workers = daemon.daemon.agents.workers
-        yield daemon, ScheduleRunner(daemon.ledger, daemon.catalogue, TaskWriter(daemon.ledger, workers))
+async def opened(
+    home: Path, clock: FakeClock, *, url: str = "", **more: object
+) -> AsyncIterator[tuple[DaemonUnderTest, ScheduleRunner]]:
+    stored = {"url": url, "durability": "os"}
+    async with open_daemon_under_test(home, reporter(None, **more), clock=clock, ledger=stored) as daemon:
+        workers, ledger = daemon.daemon.agents.workers, daemon.daemon.base.storage.ledger
+        yield daemon, ScheduleRunner(ledger, daemon.catalogue, TaskWriter(ledger, workers))
 
 
 async def acting(daemon: DaemonUnderTest) -> Caller:
@@ -79,6 +84,26 @@ async def test_each_moment_has_one_run_also_beside_another_runner_and_after_a_re
         shown = await daemon.ledger.show(run_id(NAME, moment_ms), None, 100)
         assert shown is not None
         assert [update.kind for update in shown.updates].count("submitted") == 1
+
+
+async def test_a_moment_that_has_its_run_is_not_inserted_into_a_database_again(
+    tmp_path: Path, databases: Databases
+) -> None:
+    url, clock, rollbacks = await databases.make(), FakeClock(), [0]
+    database = await asyncpg.connect(url)
+    alone = (
+        "SELECT count(*) = 1 FROM pg_stat_activity WHERE datname = current_database() AND backend_type LIKE 'client%'"
+    )
+    counted = "SELECT xact_rollback FROM pg_stat_database WHERE datname = current_database()"
+    for _ in range(2):
+        async with opened(tmp_path, clock, url=url, catch_up_s=2 * 3600) as (_, runner):
+            assert await runner.step() > 0
+        clock.advance(1_000)
+        await eventually(lambda: database.fetchval(alone))  # a session counts its rollbacks when it ends
+        rollbacks.append(await database.fetchval(counted))
+    assert rollbacks[2] - rollbacks[1] <= rollbacks[1] - rollbacks[0], "the second start inserts a task again"
+    await database.close()
+    await databases.drop(url)
 
 
 @pytest.mark.parametrize(("catch_up_s", "runs"), [(0, 0), (3 * 3600, 3)])
@@ -159,20 +184,20 @@ async def test_a_day_with_23_or_25_hours_has_each_run_once_over_a_restart_in_its
 async def test_a_paused_schedule_has_no_runs_over_restarts_and_none_later_for_its_pause(tmp_path: Path) -> None:
     clock = FakeClock()
     clock.advance(next_hour(clock) - clock() + HOUR_MS // 2)
-    looking_back = {"catch_up_s": 24 * 3600}
-    async with opened(tmp_path / "home", clock, **looking_back) as (daemon, runner):
+    look_back_s = 24 * 3600
+    async with opened(tmp_path / "home", clock, catch_up_s=look_back_s) as (daemon, runner):
         await runner.step()
         await pause(daemon, paused=True)
         clock.advance(HOUR_MS)
         assert await runner.step() == 0
-    async with opened(tmp_path / "home", clock, **looking_back) as (daemon, runner):
+    async with opened(tmp_path / "home", clock, catch_up_s=look_back_s) as (daemon, runner):
         clock.advance(HOUR_MS)
         assert await runner.step() == 0
         await pause(daemon, paused=False)
         assert await runner.step() == 0
         clock.advance(HOUR_MS)
         assert await runner.step() == 1
-    async with opened(tmp_path / "home", clock, **looking_back) as (daemon, runner):
+    async with opened(tmp_path / "home", clock, catch_up_s=look_back_s) as (daemon, runner):
         # What is looked back at begins where the pause ended.
         assert await runner.step() == 1
         assert await daemon.ledger.show(run_id(NAME, next_hour(clock) - HOUR_MS), None, 1) is not None

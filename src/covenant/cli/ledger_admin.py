@@ -71,7 +71,7 @@ def init(output: Output, *, url: str | None, home: str | None) -> None:
     The key and the operator's token are made in the home. With COVENANT_PASSPHRASE they are also left in the database,
     locked with it: a daemon with an empty home and the same passphrase takes them from there. Without a passphrase,
     copy identity/local.key and operator.token into the home of each daemon. Does nothing if the database is prepared
-    already.
+    already. If the home has a ledger elsewhere, this begins another one: `covenant ledger move` would move it.
     """
     settings = _settings(url, home)
     level, is_shared = _run(lambda: _init(settings))
@@ -88,7 +88,7 @@ async def _init(settings: Settings) -> tuple[int, bool]:
     from covenant.daemon.wiring.storage import open_storage
 
     level: int = import_postgres("migrations").LEVEL
-    async with open_storage(settings, Log()):
+    async with open_storage(settings, Log(), begins_ledger=True):
         pass
     await _admin().forget_node(settings.ledger.url, node_name(settings))
     return level, find_passphrase(environment()) is not None

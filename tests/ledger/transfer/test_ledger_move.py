@@ -20,7 +20,8 @@ from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.contract.tasks import QueueQuery
 from covenant.ledger.embedded.blob_folder import BlobFolder
 from covenant.ledger.embedded.fault_points import MOVE_POINTS
-from covenant.ledger.embedded.open import open_ledger, read_mark
+from covenant.ledger.embedded.moved_mark import read_mark
+from covenant.ledger.embedded.open import open_ledger
 from covenant.ledger.machine.identity_commands import WriteAuditRow
 from covenant.ledger.postgres.open_postgres import DatabaseUnusable, open_blob_rows, open_postgres_ledger
 from covenant.ledger.transfer.database_contents import LEFT, READ

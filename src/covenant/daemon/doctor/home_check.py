@@ -43,7 +43,8 @@ from covenant.ledger.embedded.disk import MIB, free_bytes
 from covenant.ledger.embedded.journal.recovery import lock_home
 from covenant.ledger.embedded.journal.segments import list_segments
 from covenant.ledger.embedded.journal.shipped_segments import read_status
-from covenant.ledger.embedded.open import IN_DATABASE, MARK_NAME, RESTORING_NAME, read_mark
+from covenant.ledger.embedded.moved_mark import IN_DATABASE, MARK_NAME, read_mark
+from covenant.ledger.embedded.open import RESTORING_NAME
 from covenant.model.errors import CovenantError, HomeLocked, HomeUnusable, Invalid, SettingsError
 from covenant.model.mcp_servers import McpServer, read_mcp_servers
 from covenant.model.model_prices import read_model_prices

@@ -42,8 +42,9 @@ from covenant.exchange.access.identities import operator_agent
 from covenant.ledger.clock import uuid_source
 from covenant.ledger.contract.blobs import BlobStore
 from covenant.ledger.contract.ledger import Ledger, SharedLedger
+from covenant.ledger.embedded.moved_mark import find_own_ledger, read_mark
 from covenant.mailbox import local_agent
-from covenant.model.errors import CovenantError, SettingsError, Unavailable
+from covenant.model.errors import CovenantError, HomeUnusable, SettingsError, Unavailable
 from covenant.model.extras import install_command
 from covenant.outbound.s3_objects import PART_BYTES, PARTS_MAX, REFUSED, S3Credentials, S3Objects
 from covenant.seal.keys import (
@@ -157,15 +158,20 @@ async def _open_bucket(settings: Settings, stack: AsyncExitStack) -> S3Objects:
     return bucket
 
 
-async def check_instance(settings: Settings, keystore: Keystore, key: bytes | None) -> None:
+async def check_instance(
+    settings: Settings, keystore: Keystore, key: bytes | None, *, begins_ledger: bool = False
+) -> None:
     """Refuses the ledger of another instance before this daemon joins it, as that fences the daemon of the same name.
 
-    `key` is what the home has. Raises UnsafeHome, LockedHome and DatabaseUnusable. Does nothing without a database.
+    Refuses an empty database, too, if the home's ledger is or was elsewhere, unless this `begins_ledger`. `key` is what
+    the home has. Raises UnsafeHome, LockedHome, HomeUnusable and DatabaseUnusable. Does nothing without a database.
     """
     if not settings.ledger.url:
         return
     admin = await asyncio.to_thread(import_postgres, "database_admin")
-    secrets, identities = await admin.read_instance(settings.ledger.url)
+    secrets, identities, is_empty = await admin.read_instance(settings.ledger.url)
+    if is_empty and not begins_ledger:
+        await asyncio.to_thread(_check_no_ledger, settings)
     live = {each.token_sha256: each for each in identities if each.operator and each.revoked_at_ms is None}
     if not live:
         return
@@ -174,9 +180,31 @@ async def check_instance(settings: Settings, keystore: Keystore, key: bytes | No
     if key is None or token is None or token_hash(token) not in live:
         left = await _opened(keystore, secrets.get(IDENTITY))
         if left is None or token_hash(left.token) not in live or key not in (None, left.key):
-            raise UnsafeHome(COPY_KEY)
+            raise await asyncio.to_thread(_other_instance, settings)
     elif live[token_hash(token)].agent.pubkey != operator_agent(OPERATOR_DISPLAY, key).pubkey:
-        raise UnsafeHome(COPY_KEY)
+        raise await asyncio.to_thread(_other_instance, settings)
+
+
+def _check_no_ledger(settings: Settings) -> None:
+    """Raises HomeUnusable if the home has a ledger already, which is not in the empty database."""
+    home, begin = settings.home, "begin a new one there with `covenant ledger init`"
+    own = find_own_ledger(home, settings.ledger.url)
+    if own is not None:
+        why = f"the database has no ledger, and that of {home} is {own.place}: {own.way}, or {begin}"
+        raise HomeUnusable(why, None)
+    if read_mark(home) is not None:
+        why = f"the database has no ledger any more, though {home} was served on it: restore it from its backup"
+        raise HomeUnusable(f"{why} and run `covenant ledger restored`, or {begin}", None)
+
+
+def _other_instance(settings: Settings) -> UnsafeHome:
+    own = find_own_ledger(settings.home, settings.ledger.url)
+    if own is None:
+        return UnsafeHome(COPY_KEY)
+    return UnsafeHome(
+        f"the database has the ledger of another instance, and that of {settings.home} is {own.place}: {own.way}, or "
+        "name the home of a daemon of that instance, or an empty one, with --home"
+    )
 
 
 async def agree_on_secrets(
@@ -321,5 +349,5 @@ async def move_ledger(settings: Settings, *, out: bool) -> Mapping[str, Any]:
 
 
 async def _save_keys(settings: Settings, keystore: Keystore, key: bytes) -> None:
-    secrets, _ = await import_postgres("database_admin").read_instance(settings.ledger.url)
-    await asyncio.to_thread(save_kept_keys, secrets, keystore, key)
+    instance = await import_postgres("database_admin").read_instance(settings.ledger.url)
+    await asyncio.to_thread(save_kept_keys, instance.secrets, keystore, key)

@@ -43,7 +43,8 @@ from covenant.ledger.embedded.disk import unusable_by
 from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.ledger.embedded.journal.recovery import lock_home
 from covenant.ledger.embedded.journal.shipped_segments import ShippedSegments
-from covenant.ledger.embedded.open import mark_served, open_ledger
+from covenant.ledger.embedded.moved_mark import mark_served
+from covenant.ledger.embedded.open import open_ledger
 from covenant.ledger.machine.identity_commands import WriteAuditRow
 from covenant.model.errors import SettingsError, Unavailable
 from covenant.model.ids import AgentId, PublicKey
@@ -95,29 +96,31 @@ class Storage:
 
 @asynccontextmanager
 async def open_storage(
-    settings: Settings, log: Log, *, clocks: Clocks = SYSTEM_CLOCKS, archive_apart: bool = True
+    settings: Settings,
+    log: Log,
+    *,
+    clocks: Clocks = SYSTEM_CLOCKS,
+    archive_apart: bool = True,
+    begins_ledger: bool = False,
 ) -> AsyncIterator[Storage]:
-    """Raises HomeLocked, Damaged, UnsafeHome or SettingsError."""
+    """Raises HomeLocked, Damaged, HomeUnusable, UnsafeHome or SettingsError.
+
+    `begins_ledger`: an empty database is taken although the home has a ledger elsewhere.
+    """
     home = settings.home
     make_home(home)
     keystore = Keystore(home, find_passphrase(environment()))
     key = await asyncio.to_thread(keystore.read_key)
-    await check_instance(settings, keystore, key)
+    await check_instance(settings, keystore, key, begins_ledger=begins_ledger)
     shipped = _shipped_segments(settings)
     async with (
         _opened_ledger(settings, log, clocks, archive_apart=archive_apart, shipped=shipped) as ledger,
         AsyncExitStack() as stack,
     ):
-        if isinstance(ledger, EmbeddedLedger):
-            key, token = await _own_secrets(ledger, keystore, home, key)
-        else:
-            key, token = await agree_on_secrets(settings, ledger, keystore, key)
+        key, operator = await _admit(settings, ledger, keystore, key, log)
+        agent = operator.agent
+        if settings.ledger.url:
             await asyncio.to_thread(mark_served, home, settings.ledger.url, clocks.now_ms())
-        if await asyncio.to_thread(keystore.lock_key):
-            log.info("identity.locked", file=KEY_NAME)
-        agent = operator_agent(OPERATOR_DISPLAY, key)
-        await check_grants(ledger, agent.pubkey)
-        operator = await admit_operator(ledger, agent, token, partial(save_token, home))
         await _report(ledger, log)
         backups = shipper = None
         blobs: BlobStore
@@ -159,6 +162,21 @@ async def open_storage(
                 *(() if isinstance(ledger, EmbeddedLedger) else (LeftToken(home, ledger, keystore, log=log),)),
             ),
         )
+
+
+async def _admit(
+    settings: Settings, ledger: EmbeddedLedger | SharedLedger, keystore: Keystore, key: bytes | None, log: Log
+) -> tuple[bytes, Principal]:
+    """The instance's key, and its operator. `key` is what the home has."""
+    if isinstance(ledger, EmbeddedLedger):
+        key, token = await _own_secrets(ledger, keystore, settings.home, key)
+    else:
+        key, token = await agree_on_secrets(settings, ledger, keystore, key)
+    if await asyncio.to_thread(keystore.lock_key):
+        log.info("identity.locked", file=KEY_NAME)
+    agent = operator_agent(OPERATOR_DISPLAY, key)
+    await check_grants(ledger, agent.pubkey)
+    return key, await admit_operator(ledger, agent, token, partial(save_token, settings.home))
 
 
 def _schedulers(

@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Final, Literal, NamedTuple
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -32,8 +31,6 @@ from covenant.ledger.embedded.byte_search import run_apart, search_apart
 from covenant.ledger.embedded.disk import (
     make_owned_folder,
     make_private_folder,
-    replace_private,
-    sync_dir,
     unusable,
     unusable_by,
 )
@@ -45,6 +42,7 @@ from covenant.ledger.embedded.journal.recovery import HomeLock, OpenedJournal, l
 from covenant.ledger.embedded.journal.segments import create_segment, list_segments
 from covenant.ledger.embedded.journal.shipped_segments import ShippedSegments
 from covenant.ledger.embedded.journal.snapshot import EVICT_EVERY, Replayed, read_events, records, state_at
+from covenant.ledger.embedded.moved_mark import check_mark
 from covenant.ledger.embedded.state import LedgerState
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.event_codec import decode_events
@@ -56,8 +54,6 @@ from covenant.model.task import Task
 
 NICE: Final = 10
 """Compaction yields to requests: nobody waits for it."""
-MARK_NAME: Final = "moved.json"
-IN_DATABASE: Final = frozenset({"served", "moved"})
 
 
 class Compacted(msgspec.Struct, frozen=True, gc=False):
@@ -435,66 +431,3 @@ async def memory_ledger(
     storage = MemoryStorage(MemoryJournal(), archive, History(archive.path, node=node, boot=boot), SeenIds())
     guarded = Clock(clock, monotonic_ms or clock, pause_ms=clock_pause_ms)
     return EmbeddedLedger(LedgerState(limits or Limits()), storage, node=node, boot=boot, clock=guarded, new_id=new_id)
-
-
-class MovedMark(msgspec.Struct, frozen=True, kw_only=True):
-    """The mark of a home whose ledger is in a database, or is being moved there or back: such a home does not open.
-
-    `id` is the move's: the database has it once the move is committed there. `served`: it never had its own ledger.
-    """
-
-    id: str
-    state: Literal["served", "moving", "moved", "returning"]
-    database: str
-    """The database's URL without its password."""
-    at_ms: int
-
-
-def read_mark(home: Path) -> MovedMark | None:
-    try:
-        return msgspec.json.decode((home / MARK_NAME).read_bytes(), type=MovedMark)
-    except FileNotFoundError:
-        return None
-    except msgspec.MsgspecError as error:
-        raise HomeUnusable(f"{home / MARK_NAME} cannot be read ({error}); put it back from a backup", None) from error
-
-
-def name_database(url: str) -> str:
-    """The database's URL without its password."""
-    parts = urlsplit(url)
-    credentials, _, host = parts.netloc.rpartition("@")
-    user = credentials.partition(":")[0]
-    query = urlencode([each for each in parse_qsl(parts.query) if each[0] in ("host", "port")], safe="/")
-    return urlunsplit((parts.scheme, f"{user}@{host}" if user else host, parts.path, query, ""))
-
-
-def mark_served(home: Path, url: str, now_ms: int) -> None:
-    """Remembers that the home's ledger is in a database, unless the home has a ledger of its own, or a move's mark."""
-    mark, database = read_mark(home), name_database(url)
-    if not (home / "journal").exists() if mark is None else mark.state == "served" and mark.database != database:
-        write_mark(home, MovedMark(id="", state="served", database=database, at_ms=now_ms))
-
-
-def write_mark(home: Path, mark: MovedMark) -> None:
-    replace_private(home / MARK_NAME, msgspec.json.encode(mark))
-
-
-def remove_mark(home: Path) -> None:
-    (home / MARK_NAME).unlink(missing_ok=True)
-    sync_dir(home)
-
-
-def check_mark(home: Path) -> None:
-    """Raises HomeUnusable if the ledger is in a database, or is incomplete."""
-    mark = read_mark(home)
-    if mark is None:
-        return
-    if mark.state in IN_DATABASE:
-        why = (
-            f"its ledger is in {mark.database}; start the daemon with --ledger, or bring the ledger here with "
-            "`covenant ledger move --out`"
-        )
-    else:
-        way = " --out" if mark.state == "returning" else ""
-        why = f"a move of its ledger was cut off; finish it with `covenant ledger move{way} --ledger {mark.database}`"
-    raise HomeUnusable(f"{home} does not hold a ledger that can be opened: {why}", None)

@@ -118,7 +118,14 @@ async def forget_node(dsn: str, node: str) -> None:
         raise unusable(error) from error
 
 
-async def read_instance(dsn: str) -> tuple[Mapping[str, str], Sequence[Identity]]:
+class Instance(NamedTuple):
+    secrets: Mapping[str, str]
+    identities: Sequence[Identity]
+    is_empty: bool
+    """Whether no daemon has served a ledger there yet."""
+
+
+async def read_instance(dsn: str) -> Instance:
     """The secrets, and the identities, of the ledger; nothing of an empty database. Raises DatabaseUnusable.
 
     Nothing either of an older or a newer level: opening the ledger migrates or refuses it.
@@ -127,13 +134,13 @@ async def read_instance(dsn: str) -> tuple[Mapping[str, str], Sequence[Identity]
         connection = await _connect(dsn)
         try:
             if await connection.fetchval("SELECT to_regclass('ledger_level')") is None:
-                return {}, ()
+                return Instance({}, (), is_empty=True)
             if await connection.fetchval(_LEVEL) != LEVEL:
-                return {}, ()
+                return Instance({}, (), is_empty=False)
             rows = await ask_rows("nodes", connection, "identities")
             found = [decode_row(IDENTITY, "", row["body"]).body for row in rows]
             secrets = await ask_rows("nodes", connection, "secrets")
-            return {row["name"]: row["body"] for row in secrets}, found
+            return Instance({row["name"]: row["body"] for row in secrets}, found, is_empty=not found)
         finally:
             await connection.close()
     except (*UNAVAILABLE, asyncpg.PostgresError, ValueError) as error:

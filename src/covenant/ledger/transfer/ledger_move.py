@@ -24,16 +24,15 @@ from covenant.ledger.embedded.backup_file import INCARNATION_NAME, Incarnation
 from covenant.ledger.embedded.blob_folder import FOLDER_NAME
 from covenant.ledger.embedded.disk import make_owned_folder, replace_private, sync_dir
 from covenant.ledger.embedded.journal.recovery import lock_home
-from covenant.ledger.embedded.open import (
+from covenant.ledger.embedded.moved_mark import (
     IN_DATABASE,
-    SEEN,
     MovedMark,
     name_database,
-    open_ledger,
     read_mark,
     remove_mark,
     write_mark,
 )
+from covenant.ledger.embedded.open import SEEN, open_ledger
 from covenant.ledger.machine.identity_commands import WriteAuditRow
 from covenant.ledger.postgres.connections import CONNECT_S, SETTINGS, run
 from covenant.ledger.postgres.database_errors import UNAVAILABLE
