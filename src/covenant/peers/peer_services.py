@@ -104,10 +104,6 @@ class PeerMaintenance(PeerService):
         self._untold_keys = {peer.id for peer in self._ledger.peers() if self._certified_for(peer)}
         self._stirred.set()
 
-    async def settle_static(self, entries: Iterable[str]) -> None:
-        self.add_static(entries)
-        await self.sweep()
-
     async def sweep(self) -> None:
         """Tries all peers that are due, and waits until each was tried."""
         await self._begin()

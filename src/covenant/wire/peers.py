@@ -64,7 +64,6 @@ TYPES: Final[dict[str, type[DelegationMessage]]] = {
     "capability_response": CapabilityResponse,
 }
 REQUESTER_SENDS: Final = frozenset({"delegation_offer", "delegation_cancel", "delegation_input", "capability_query"})
-PROVIDER_SENDS: Final = frozenset(TYPES) - REQUESTER_SENDS
 
 _TYPE_OF: Final = {kind: name for name, kind in TYPES.items()}
 _DECODERS: Final[dict[str, msgspec.json.Decoder[Any]]] = {

@@ -56,9 +56,15 @@ def trust(at: TransportUnderTest, of: TransportUnderTest) -> Trust | None:
     return peer.trust if peer is not None else None
 
 
+async def settle(keeping: PeerMaintenance, *entries: str) -> None:
+    """Adds the peers of the settings, and waits until each was tried."""
+    keeping.add_static(entries)
+    await keeping.sweep()
+
+
 async def test_peers_of_the_settings_are_added_and_marked_as_such(tmp_path: Path) -> None:
     async with instance(tmp_path / "a") as a, instance(tmp_path / "b") as b:
-        await upkeep(a).settle_static([f"north={b.id}@{b.url}"])
+        await settle(upkeep(a), f"north={b.id}@{b.url}")
         peer = a.ledger.peer(b.id)
         assert peer is not None
         assert (peer.name, peer.url, peer.source) == ("north", b.url, "setting")
@@ -66,7 +72,7 @@ async def test_peers_of_the_settings_are_added_and_marked_as_such(tmp_path: Path
 
 async def test_what_is_wrong_in_the_settings_stops_nothing_and_nobody_else(tmp_path: Path) -> None:
     async with instance(tmp_path / "a") as a, instance(tmp_path / "b") as b:
-        await upkeep(a).settle_static(["nonsense", "http://127.0.0.1:1", a.url, b.url])
+        await settle(upkeep(a), "nonsense", "http://127.0.0.1:1", a.url, b.url)
         assert [peer.id for peer in a.ledger.peers()] == [b.id]
 
 
@@ -79,7 +85,7 @@ async def test_one_that_is_not_there_yet_is_met_when_it_is(tmp_path: Path) -> No
         async with listening(b):
             pass
         keeping = upkeep(a)
-        await keeping.settle_static([b.url])
+        await settle(keeping, b.url)
         assert a.ledger.peers() == ()
         async with listening(b):
             await keeping.sweep()
@@ -91,9 +97,9 @@ async def test_one_that_is_not_there_yet_is_met_when_it_is(tmp_path: Path) -> No
 
 async def test_what_an_operator_has_changed_is_newer_than_the_setting(tmp_path: Path) -> None:
     async with instance(tmp_path / "a") as a, instance(tmp_path / "b") as b:
-        await upkeep(a).settle_static([f"north={b.url}"])
+        await settle(upkeep(a), f"north={b.url}")
         await a.directory.change(OPERATOR, "north", name="south")
-        await upkeep(a).settle_static([f"north={b.url}"])
+        await settle(upkeep(a), f"north={b.url}")
         assert [peer.name for peer in a.ledger.peers()] == ["south"]
 
 

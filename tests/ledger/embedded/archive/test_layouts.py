@@ -11,7 +11,7 @@ import pytest
 
 from covenant.ledger.embedded.archive import archive_file
 from covenant.ledger.embedded.archive.apply_batch import apply_lines
-from covenant.ledger.embedded.archive.archive_file import SCHEMA_VERSION, archived_seq_of, archived_through, open_writer
+from covenant.ledger.embedded.archive.archive_file import SCHEMA_VERSION, archived_seq_of, open_writer
 from covenant.ledger.embedded.archive.history import History
 from covenant.ledger.embedded.archive.task_packs import unpack_task
 from covenant.ledger.machine.events import ResultDrained, TaskContinued, TaskParked
@@ -189,25 +189,3 @@ def test_a_layout_of_the_future_is_refused(tmp_path: Path) -> None:
         db.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     with pytest.raises(Damaged, match=f"layout {SCHEMA_VERSION + 1}"):
         open_writer(path, lasting=True)
-    with pytest.raises(Damaged, match=f"layout {SCHEMA_VERSION + 1}"):
-        archived_through(path)
-
-
-@pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 6, 7, SCHEMA_VERSION])
-def test_whoever_only_asks_where_an_archive_stands_leaves_its_layout_alone(tmp_path: Path, number: int) -> None:
-    recorded, path = course(), tmp_path / "archive.db"
-    with closing(open_writer(path, lasting=True)) as today:
-        take_in(today, recorded)
-    if number != SCHEMA_VERSION:
-        today_path, path = path, tmp_path / "old.db"
-        write_old(path, number, today_path)
-    before = path.read_bytes()
-    assert archived_through(path) == recorded.last_seq
-    assert path.read_bytes() == before
-
-
-def test_a_file_that_is_no_archive_does_not_say_where_it_stands(tmp_path: Path) -> None:
-    path = tmp_path / "archive.db"
-    path.write_bytes(b"not a database, but long enough to look like one" * 100)
-    with pytest.raises(Damaged, match="cannot be opened"):
-        archived_through(path)

@@ -125,18 +125,6 @@ def _prepare(db: sqlite3.Connection, path: Path, *, lasting: bool) -> None:
     db.executescript(statement("shelving"))
 
 
-def archived_through(path: Path) -> int:
-    """The seq of the archive at `path`, whatever its layout; the file is not changed. Raises Damaged."""
-    try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", timeout=BUSY_S, uri=True)) as db:
-            (version,) = db.execute("PRAGMA user_version").fetchone()
-            if version in LAYOUTS:
-                return archived_seq_of(db) if version else 0
-    except sqlite3.Error as error:
-        raise cannot_open(path, error) from error
-    raise _unknown_layout(path, version)
-
-
 def _unknown_layout(path: Path, version: int) -> Damaged:
     return Damaged(str(path), 0, f"the archive has layout {version}, and this program knows {SCHEMA_VERSION}")
 
