@@ -79,7 +79,8 @@ def _followed(doing: Coroutine[Any, Any, Any], dropper: Dropper) -> Generator[An
 @pytest.fixture
 async def engine(databases: Databases) -> AsyncIterator[PostgresEngine]:
     url = await databases.borrow()
-    engine = PostgresEngine(url)
+    # The heartbeat's connection is dropped all the time, too: on a busy machine it may be silent for long.
+    engine = PostgresEngine(url, lease_ms=60_000)
     yield engine
     asyncio.get_running_loop().set_task_factory(None)
     await engine.close()
