@@ -59,6 +59,8 @@ class ProgramCallRefusal(msgspec.Struct, frozen=True, kw_only=True, omit_default
     kind: str
     code: str
     message: str
+    detail: str = ""
+    """A call limit's message without its reason."""
     retry_after_ms: int | None = None
     wanted: int = 0
 
@@ -80,6 +82,7 @@ def refused(refusal: Refusal, wanted: int = 0) -> ProgramCallRefusal:
         kind=kind,
         code=refusal.code,
         message=refusal.message,
+        detail=refusal.detail if isinstance(refusal, CallLimit) else "",
         retry_after_ms=refusal.retry_after_ms,
         wanted=wanted,
     )
@@ -90,7 +93,7 @@ def raised(answered: ProgramCallAnswer) -> Refusal:
     assert refusal is not None
     if refusal.kind == CallLimit.__name__:
         reason = refusal.code.upper()
-        return CallLimit(reason, refusal.message.removeprefix(f"{reason}: "), retry_after_ms=refusal.retry_after_ms)
+        return CallLimit(reason, refusal.detail, retry_after_ms=refusal.retry_after_ms)
     if refusal.kind == StepError.__name__:
         return StepError(refusal.code, refusal.message)
     if refusal.kind == NotEnough.__name__:

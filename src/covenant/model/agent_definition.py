@@ -287,20 +287,23 @@ _STEP = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
 _MESSAGE_LENGTH_MAX: Final = 200
 
 
-def explain_invalid(message: str, kind: type[msgspec.Struct]) -> str:
-    """The decoder's message with a JSON pointer to the wrong key, and the nearest known key or the allowed values."""
+def explain_invalid(message: str, kind: type[msgspec.Struct], under: str = "") -> str:
+    """The decoder's message with a JSON pointer to the wrong key, and the nearest known key or the allowed values.
+
+    `under`: the JSON pointer to the decoded value, if that is a part of a larger document.
+    """
     if (unknown := _UNKNOWN(message)) is not None:
         key, where = unknown[1], json_pointer(unknown[2])
         meant = did_you_mean(key, _keys(kind, where.split("/")[1:]))
-        return f"unknown key {where}/{escaped_key(key)[:_MESSAGE_LENGTH_MAX]}{meant}"
+        return f"unknown key {under}{where}/{escaped_key(key)[:_MESSAGE_LENGTH_MAX]}{meant}"
     if (missing := _MISSING(message)) is not None:
-        return f"{json_pointer(missing[2])}/{escaped_key(missing[1])}: must be given"
+        return f"{under}{json_pointer(missing[2])}/{escaped_key(missing[1])}: must be given"
     placed = _PLACED(message)
     assert placed is not None
     explanation, where = placed[1][:_MESSAGE_LENGTH_MAX], json_pointer(placed[2])
     if allowed := _allowed(kind, where.split("/")[1:]):
         explanation = f"{explanation}; give one of {', '.join(map(repr, allowed))}"
-    return f"{where}: {explanation}" if where else explanation
+    return f"{under}{where}: {explanation}" if under or where else explanation
 
 
 def json_pointer(path: str | None) -> str:
@@ -340,6 +343,8 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _alternatives(kind: Any) -> tuple[Any, ...]:
-    if get_origin(kind) is Annotated or kind is None:
+    if kind is None:
         return ()
+    if get_origin(kind) is Annotated:
+        return _alternatives(get_args(kind)[0])
     return (kind,) if get_origin(kind) is Literal or isinstance(kind, type) else get_args(kind)

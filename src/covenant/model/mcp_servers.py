@@ -103,13 +103,7 @@ def _server(name: str, given: object) -> McpServer:
         _check_place(where, server)
         return server
     except msgspec.ValidationError as wrong:
-        message = explain_invalid(str(wrong), McpServer)
-    if message.startswith("/"):
-        raise _wrong(where + message)
-    unknown = "unknown key "
-    raise _wrong(
-        f"{unknown}{where}{message.removeprefix(unknown)}" if message.startswith(unknown) else f"{where}: {message}"
-    )
+        raise _wrong(explain_invalid(str(wrong), McpServer, where)) from None
 
 
 def _check_place(where: str, server: McpServer) -> None:

@@ -203,6 +203,20 @@ def error_text(body: bytes) -> str:
     return ": ".join(filter(None, (one_line(error.get("code")), one_line(error.get("message")))))
 
 
+def has_error(body: bytes) -> bool:
+    """Whether the body is a JSON object with the key `error`: A2A's own answers have no such key."""
+    if b'"error"' not in body:
+        return False
+    try:
+        return msgspec.json.decode(body, type=_ErrorBody).error is not msgspec.UNSET
+    except (msgspec.DecodeError, RecursionError):
+        return False
+
+
+class _ErrorBody(msgspec.Struct):
+    error: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
 def _error_in(body: bytes) -> Mapping[str, Any]:
     try:
         read = msgspec.json.decode(body)

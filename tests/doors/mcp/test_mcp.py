@@ -185,14 +185,18 @@ async def test_what_fails_is_an_error_in_words(daemon: Daemon) -> None:
         assert "canary" not in text
         refused: list[tuple[str, dict[str, Any], str]] = [
             ("send_task", {"agent": "nobody", "message": "x"}, "unknown_agent"),
-            ("send_task", {"agent": "echo"}, "invalid_arguments"),
-            ("send_task", {"agent": "echo", "message": "x", "colour": "red"}, "invalid_arguments"),
+            ("send_task", {"agent": "echo"}, "invalid_arguments: /message: must be given"),
+            (
+                "send_task",
+                {"agent": "echo", "message": "x", "colour": "red"},
+                "invalid_arguments: unknown key /colour",
+            ),
             ("get_task", {"task_id": "nothing"}, "unknown_task"),
             ("nothing", {}, "unknown_tool"),
             (
                 "invoke_remote_agent",
                 {"agent_url": "https://h", "message": "x", "min_trust": "huge"},
-                "invalid_argument",
+                "invalid_arguments: /min_trust: Invalid enum value 'huge'; give one of 'untrusted', 'low'",
             ),
             ("discover_agent", {"url": ""}, "invalid_arguments"),
         ]

@@ -497,6 +497,27 @@ async def test_an_error_object_counts_whatever_status_it_comes_under() -> None:
         assert (raised.value.code, raised.value.rpc_code) == ("unknown_task", -32001)
 
 
+@pytest.mark.parametrize("style", [{}, {"indent": 1}, {"separators": (",", ":")}], ids=["spaced", "lines", "compact"])
+@pytest.mark.parametrize("code_first", [True, False])
+async def test_an_error_in_a_rest_answer_is_an_error_however_it_is_laid_out(
+    style: dict[str, Any], code_first: bool
+) -> None:
+    reason = {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": "TASK_NOT_FOUND"}
+    error = {"error": {"code": 404, "message": "what task?", "details": [reason]}}
+    body = json.dumps({"trace": 1, **error} if code_first else error, **style).encode()
+
+    async def speak(request: Request, writer: asyncio.StreamWriter) -> None:
+        rest = [{"url": server.url("/rest"), "protocolBinding": "HTTP+JSON", "protocolVersion": "1.0"}]
+        is_card = request.target.endswith("agent-card.json")
+        content = json.dumps(card(server.url("/rest"), supportedInterfaces=rest)).encode() if is_card else body
+        writer.write(reply(200, content, content_type="application/json"))
+
+    async with http_server(speak) as server, connect(server.url(), allow_private=(HERE,)) as remote:
+        with pytest.raises(RemoteRefused) as raised:
+            await remote.get(TASK)
+        assert (raised.value.code, raised.value.remote_message) == ("unknown_task", "what task?")
+
+
 async def test_two_hundred_calls_at_once_are_held_and_answered() -> None:
     everybody = asyncio.Event()
 

@@ -46,6 +46,7 @@ class CallLimit(OverLimit):
     def __init__(self, reason: str, message: str, *, retry_after_ms: int | None = None) -> None:
         super().__init__(reason.lower(), f"{reason}: {message}", retry_after_ms=retry_after_ms)
         self.reason = reason
+        self.detail = message
 
 
 class RemoteFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, get_args
 
 import msgspec
 
+from covenant.model.agent_definition import explain_invalid
 from covenant.model.errors import Invalid
 
 MESSAGE_MAX: Final = 1024 * 1024
@@ -161,6 +162,4 @@ def read_arguments(name: str, given: Mapping[str, Any] | None) -> Arguments:
     try:
         return msgspec.convert(given or {}, tool.takes)
     except msgspec.ValidationError as wrong:
-        if name == "invoke_remote_agent" and "$.min_trust" in str(wrong):
-            raise Invalid("invalid_arguments", f"min_trust must be one of {', '.join(TRUST_LEVELS)}") from None
-        raise Invalid("invalid_arguments", str(wrong)) from None
+        raise Invalid("invalid_arguments", explain_invalid(str(wrong), tool.takes)) from None

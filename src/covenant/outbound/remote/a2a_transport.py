@@ -16,7 +16,7 @@ from covenant.model.a2a_requests import SendMessage
 from covenant.model.agent_card import HTTP_JSON, RemoteCard, RemoteInterface
 from covenant.model.errors import Invalid
 from covenant.model.task_view import RemoteEvent, RemoteTask
-from covenant.outbound.call_errors import CallFailed, RemoteRefused, refused_by_rpc, refused_by_status
+from covenant.outbound.call_errors import CallFailed, RemoteRefused, has_error, refused_by_rpc, refused_by_status
 from covenant.outbound.http_fetcher import Fetcher, Streamed
 from covenant.outbound.remote.remote_registry import Credentials
 from covenant.wire import jsonrpc
@@ -165,7 +165,7 @@ class HttpTransport(A2ATransport):
         if not self._rest:
             return self._rpc_result(status, headers, body)
         # A stream's last frame may be an error, on a response that began well.
-        if not 200 <= status < 300 or body.startswith(b'{"error"'):
+        if not 200 <= status < 300 or has_error(body):
             raise self._with_hint(refused_by_status(status, headers, body))
         return body
 
