@@ -78,7 +78,6 @@ def overlap(text: str, others: Sequence[str]) -> list[int]:
 
 
 def _places(listed: CallableAgent) -> dict[str, str]:
-    """Each stem with its best place."""
     fields: dict[str, list[str]] = {
         "name": [listed.name, listed.title],
         "skill": [text for skill in listed.skills for text in (skill.id, skill.name, *skill.tags)],

@@ -80,7 +80,6 @@ class DaemonClient:
         return answer
 
     def wait_closed(self, within_s: float) -> None:
-        """Waits until the daemon closes the connection."""
         if self._socket is None:
             return
         self._socket.settimeout(within_s)

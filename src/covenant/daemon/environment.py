@@ -50,7 +50,6 @@ _STEADY: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOC
 
 
 def monotonic_ms() -> int:
-    """The monotonic clock."""
     return (time.clock_gettime_ns(_STEADY) if _STEADY is not None else time.monotonic_ns()) // 1_000_000
 
 

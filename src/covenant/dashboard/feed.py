@@ -154,7 +154,6 @@ class FeedClock:
         return True
 
     async def run(self) -> None:
-        """Runs as long as the daemon."""
         while True:
             await self._wanted.wait()
             await self._run_rounds()

@@ -42,7 +42,6 @@ class RateSampler:
         self._before: tuple[int, int] | None = None
 
     async def run(self) -> None:
-        """Runs as long as the daemon."""
         while True:
             await self.sample()
             await asyncio.sleep(MINUTE_S)

@@ -230,7 +230,6 @@ class ScheduleAdmin:
         self._writer = writer
 
     async def list(self, caller: Caller, agent_id: str = "") -> Sequence[ScheduleFound]:
-        """The schedules, each with its next moment."""
         tenant = caller.tenant.name
         agents = [await self._catalogue.show(tenant, agent_id)] if agent_id else await self._catalogue.list(tenant)
         found: list[ScheduleFound] = []

@@ -99,7 +99,6 @@ async def scoped(ledger: IdentityLedger, principal: Principal, query: TaskQuery)
 
 
 def check_query(query: TaskQuery) -> TaskQuery:
-    """Refuses an invalid query."""
     if not 1 <= query.limit <= PAGE_MAX:
         raise Invalid("invalid_limit", f"limit must be between 1 and {PAGE_MAX}")
     for name in _NAMES:

@@ -302,7 +302,6 @@ class ArtifactBuilder(msgspec.Struct, eq=False):
 
 
 def first_message(task: Task) -> MessageUpdate:
-    """The message that began a task."""
     return MessageUpdate(
         "user",
         task.parts or (Text(task.intent_text),),
@@ -332,8 +331,6 @@ def final_message(result: Result, ending: Ending) -> MessageUpdate | None:
 
 
 class RemoteTask(msgspec.Struct, frozen=True, kw_only=True):
-    """A task as a remote agent reported it."""
-
     task_id: str
     context_id: str | None
     state: TaskState

@@ -91,8 +91,6 @@ class EventSeen(msgspec.Struct, frozen=True):
 
 
 class ServerRefused(Exception):
-    """The server answered with an error."""
-
     def __init__(self, code: int, answer: str) -> None:
         super().__init__(f"{code} {answer}"[:300])
         self.code = code

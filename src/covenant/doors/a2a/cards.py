@@ -59,8 +59,6 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class KeySet(msgspec.Struct, frozen=True):
-    """A JSON Web Key Set."""
-
     keys: tuple[dict[str, str], ...]
 
 

@@ -71,8 +71,6 @@ class InProcessChannel:
 
 
 class _CallContext:
-    """One call, as the door sees it."""
-
     def __init__(self, caller: Caller, request: bytes, metadata: Metadata) -> None:
         self.caller = caller
         self.messages: asyncio.Queue[bytes | None] = asyncio.Queue()

@@ -63,8 +63,6 @@ class PushService(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class A2AServices:
-    """The services behind the A2A door."""
-
     conversations: A2AExchange
     extended_card: ExtendedCard | None = None
     pushes: PushService | None = None

@@ -31,8 +31,6 @@ _decode = msgspec.json.Decoder().decode
 
 
 class RequestReader:
-    """Reads one kind of request."""
-
     __slots__ = ("_plain", "kind")
 
     def __init__(self, kind: type[Message]) -> None:

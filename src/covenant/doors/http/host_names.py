@@ -103,7 +103,6 @@ def without_port(host: str) -> str:
 
 
 def as_host(address: str) -> str:
-    """An address as a `Host` header has it."""
     return f"[{address}]" if ":" in address else address
 
 

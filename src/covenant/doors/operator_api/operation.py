@@ -137,8 +137,6 @@ _WHOLE: Final = "-" * UUID_LENGTH
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """The services that operations work with."""
-
     exchange: MailboxExchange
     registry: IdentityAdmin
     ledger: Ledger

@@ -84,8 +84,6 @@ READ_BYTES_MAX: Final = 8 << 20
 
 
 class Parties(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """The parties of a task."""
-
     sender: AgentId
     recipient: AgentId
     tenant: str | None = None

@@ -172,7 +172,6 @@ class Accounts:
         self._accounts[account_of(after.task)].size += after.queued_bytes - before.queued_bytes
 
     def get(self, name: str) -> Account:
-        """The account, for reading."""
         return self._accounts.get(name, _NOTHING)
 
     def settled(self, entry: Entry) -> None:

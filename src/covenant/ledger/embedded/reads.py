@@ -69,8 +69,6 @@ LIVE_S: Final = 2.0
 
 
 class Reads(PeerReads):
-    """The reading half of the engine."""
-
     node: str
     boot: str
     _state: LedgerState

@@ -96,7 +96,6 @@ class HomeContents(Contents):
         return TaskRecord(facts, parts, make_events(facts, parts, self._leader(TaskId(row.task_id))))
 
     def _leader(self, task_id: TaskId) -> str | None:
-        """The task that this one follows now."""
         entry = self.state.entries.get(task_id)
         key = entry.cache_key if entry is not None else None
         return self.state.leaders.get(key) if key is not None and task_id in self.state.groups.get(key, ()) else None

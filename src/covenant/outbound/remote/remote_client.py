@@ -42,8 +42,6 @@ KEY_HEADER: Final = "idempotency-key"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteOptions:
-    """The defaults for calls of a remote."""
-
     timeout_s: float = TIMEOUT_S
     poll_s: float = 3.0
     stream: bool | None = None

@@ -223,7 +223,6 @@ class Live:
         return Known(tasks, _references(db, batch.contexts, context_name), _references(db, batch.parents, parent_name))
 
     def keep(self, rows: Iterable[TaskRowUpdate]) -> None:
-        """Keeps rows as they were written."""
         held = self._rows
         for row in rows:
             if row.ledger_state == DRAINED:
