@@ -78,14 +78,14 @@ def offered(number: int, jti: str, peer: int = 1, starter: Starter | None = None
         key=key,
         begin=begun(key, work=work.id),
         happenings=("offer", "accept"),
-        said=(said("delegation_accept"),),
+        messages=(said("delegation_accept"),),
         accept=Accept(task=work, digest=fingerprint(work)[0], starter=starter),
     )
 
 
 def told(key: DelegationKey, *happenings: str, typ: str, latest: bool = False, **changes: Any) -> SendToPeer:
     words = (said(typ, b'{"words":"' + b"x" * 200 + b'"}', latest=latest),)
-    return SendToPeer(key=key, happenings=happenings, changes=DelegationChanges(**changes), said=words)
+    return SendToPeer(key=key, happenings=happenings, changes=DelegationChanges(**changes), messages=words)
 
 
 OURS: Final = key_of(2, role=DelegationRole.PROVIDER)

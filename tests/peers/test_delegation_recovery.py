@@ -357,7 +357,7 @@ async def test_a_provider_that_rejected_a_lost_offer_rejects_it_again(tmp_path: 
             await paul.until_works(lambda works: any(work.state is REJECTED for work in works))
             await rita.stands(task_id, LOST)
             await rita.requester.offer_again(OPERATOR, task_id)
-            await paul.until_works(lambda works: works[0].heard == 2)
+            await paul.until_works(lambda works: works[0].received_seq == 2)
             await paul.until_parcels(rita.id, lambda messages: len(messages) == 2)
         async with two.paul(settings=full):
             assert said(await rita.ended(task_id)).startswith("busy")
@@ -380,7 +380,7 @@ async def test_work_of_which_only_the_task_is_left_is_not_begun_again(tmp_path: 
         envelope = ReceivedEnvelope(
             sender=rita.id, jti="again", typ="delegation_offer", until_ms=paul.clock() + 1_000, seq=1
         )
-        heard = await paul.provider.hear(IncomingMessage(peer, envelope, offer))
+        heard = await paul.provider.receive(IncomingMessage(peer, envelope, offer))
         assert heard.known
         again = await paul.ledger.delegation(DelegationKey(DelegationRole.PROVIDER, rita.id, first))
         assert again is not None
@@ -409,7 +409,9 @@ async def claiming(
     await paul.until_works(bool)
     (work,) = await paul.works()
     happenings, message, changes = claim(work)
-    await paul.ledger.commit(SendToPeer(key=work.key, happenings=happenings, changes=changes, said=(saying(message),)))
+    await paul.ledger.commit(
+        SendToPeer(key=work.key, happenings=happenings, changes=changes, messages=(saying(message),))
+    )
 
 
 async def test_a_provider_that_says_it_used_more_than_agreed_is_stopped(tmp_path: Path) -> None:

@@ -189,13 +189,13 @@ class Town:
         try:
             await other.inbox.receive(envelope, None)
         except Conflict as refusal:
-            if refusal.code != "out_of_order" or before is None or message.seq <= before.heard + 1:
+            if refusal.code != "out_of_order" or before is None or message.seq <= before.received_seq + 1:
                 raise
-            assert await heard(other, key) == before.heard
+            assert await heard(other, key) == before.received_seq
             return False
         self.copies.append((other.name, envelope))
         if before is not None:
-            assert await heard(other, key) == max(before.heard, message.seq) <= before.heard + 1
+            assert await heard(other, key) == max(before.received_seq, message.seq) <= before.received_seq + 1
         else:
             # What is said of something unknown changes nothing, unless it is the offer, or a cancel in its place.
             begins = message.typ in ("delegation_offer", "delegation_cancel")
@@ -259,9 +259,9 @@ class Town:
         for task_id in self.tasks:
             our, their = await self.rita.delegation(task_id), theirs.get(task_id)
             if their is None:
-                assert (our.state in (CANCELLED, FAILED), our.heard, our.key in self.handed) == (True, 0, False)
+                assert (our.state in (CANCELLED, FAILED), our.received_seq, our.key in self.handed) == (True, 0, False)
                 continue
-            assert (our.said, our.heard) == (their.heard, their.said)
+            assert (our.sent_seq, our.received_seq) == (their.received_seq, their.sent_seq)
             # A task that was canceled here stays so, whatever its provider made of it before it heard.
             given_up = our.state in (TIMEOUT, CANCELLED) or (our.state is FAILED and our.code == "provider_lost")
             assert given_up or our.state is their.state, (our.state, their.state)
@@ -270,7 +270,7 @@ class Town:
 
 async def heard(at: PeerUnderTest, key: DelegationKey) -> int:
     record: Delegation | None = await at.ledger.delegation(key)
-    return record.heard if record is not None else 0
+    return record.received_seq if record is not None else 0
 
 
 async def live(home: Path, seed: int, steps: int) -> None:

@@ -53,8 +53,8 @@ async def answer(rita: PeerUnderTest, task_id: TaskId, text: str) -> None:
 
 async def hears_more(rita: PeerUnderTest, task_id: TaskId, reports: int = 2) -> Delegation:
     """Once paul has reported so often after now: the last report was made after the first one was heard."""
-    heard = (await rita.delegation(task_id)).heard
-    await rita.until_delegation(task_id, lambda found: found.heard >= heard + reports)
+    heard = (await rita.delegation(task_id)).received_seq
+    await rita.until_delegation(task_id, lambda found: found.received_seq >= heard + reports)
     return await rita.delegation(task_id)
 
 
@@ -103,6 +103,6 @@ async def test_the_reports_of_a_restored_provider_count_although_it_has_forgotte
                 seq=seq,
                 epoch=RESTORED,
             )
-            await rita.requester.hear(IncomingMessage(known, envelope, message))
+            await rita.requester.receive(IncomingMessage(known, envelope, message))
         after = await rita.delegation(task_id)
         assert (after.message, after.question, after.status_seq) == ("at it again", None, 1)

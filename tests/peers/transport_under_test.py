@@ -142,7 +142,7 @@ class Listener:
         self.messages: list[DelegationMessage] = []
         self._changed = asyncio.Condition()
 
-    async def hear(self, incoming: IncomingMessage) -> ReceivedFromPeer:
+    async def receive(self, incoming: IncomingMessage) -> ReceivedFromPeer:
         peer, envelope, message = incoming
         number = str(message.offer_id)  # type: ignore[union-attr]  # what belongs to a delegation has one
         key = DelegationKey(self._role, peer.id, number)
@@ -254,7 +254,7 @@ class TransportUnderTest:
                 key=key,
                 begin=begun(DelegationRole.REQUESTER, to, number),
                 happenings=("offer",),
-                said=(said(offer(number, task)), *map(said, more)),
+                messages=(said(offer(number, task)), *map(said, more)),
             )
         )
         return key
@@ -268,7 +268,7 @@ class TransportUnderTest:
         happenings: tuple[str, ...] = (),
     ) -> None:
         key = DelegationKey(role, to, offer_id(number))
-        await self.ledger.commit(SendToPeer(key=key, happenings=happenings, said=tuple(map(said, messages))))
+        await self.ledger.commit(SendToPeer(key=key, happenings=happenings, messages=tuple(map(said, messages))))
 
     def sealed(
         self, message: DelegationMessage, to: "TransportUnderTest", *, seq: int | None = None, **more: Any

@@ -83,11 +83,11 @@ def said_and_heard(draw: st.DrawFn) -> Command[Any]:
     match draw(st.sampled_from(["begin", "begin", "tell", "tell", "hear", "hear", "take", "alone"])):
         case "begin":
             begin = begun(key, work=task_id(1_000 * peer + 100 * (key.role is DelegationRole.PROVIDER) + number))
-            return SendToPeer(key=key, begin=begin, happenings=("offer", *happenings), changes=changes, said=words)
+            return SendToPeer(key=key, begin=begin, happenings=("offer", *happenings), changes=changes, messages=words)
         case "tell":
-            return SendToPeer(key=key, happenings=happenings, changes=changes, said=words)
+            return SendToPeer(key=key, happenings=happenings, changes=changes, messages=words)
         case "hear":
-            return ReceiveFromPeer(envelope=heard, key=key, happenings=happenings, changes=changes, said=words)
+            return ReceiveFromPeer(envelope=heard, key=key, happenings=happenings, changes=changes, messages=words)
         case "take":
             return offered(number, jti=heard.jti, seq=heard.seq or 1)
         case _:
@@ -153,7 +153,7 @@ def check(state: LedgerState) -> None:
     for key, numbers in waiting.items():
         assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
         delegation = state.delegation(key)
-        assert delegation is None or numbers[-1] == delegation.said
+        assert delegation is None or numbers[-1] == delegation.sent_seq
     for each in delegations:
         assert state.delegation_of(each.task_id) == each
 

@@ -296,7 +296,6 @@ def _peer_line(peer: dict[str, Any]) -> str:
 
 
 def _warnings(peer: dict[str, Any]) -> str:
-    """Warnings about a delegation."""
     found = ["denied"] if peer["denied"] else []
     if peer["conflict"]:
         found.append(peer["conflict"])

@@ -148,7 +148,7 @@ class PeerAdmin(PeerService):
         return made
 
     async def discover(self, timeout_s: float) -> tuple[Sequence[Candidate], Sequence[DiscoveryMethod]]:
-        return await self._discovery.scan(timeout_s), self._discovery.ways()
+        return await self._discovery.scan(timeout_s), self._discovery.methods()
 
     async def capabilities(self, named: str | None, *, fresh: bool) -> tuple[str | None, PeerCapabilities]:
         if named is None:

@@ -40,7 +40,7 @@ LOOK_AGAIN_S: Final = 30.0
 log = logging.getLogger(__name__)
 
 
-class _Tried(NamedTuple):
+class _LastTry(NamedTuple):
     times: int
     at_ms: int
     next_ms: int
@@ -48,7 +48,7 @@ class _Tried(NamedTuple):
     """When the peer was last heard from before this try."""
 
 
-_NEVER: Final = _Tried(0, 0, 0, 0)
+_NEVER: Final = _LastTry(0, 0, 0, 0)
 
 
 class PeerMaintenance(PeerService):
@@ -56,7 +56,7 @@ class PeerMaintenance(PeerService):
         super().__init__(context)
         self._directory = directory
         self._unsettled: dict[str, None] = {}
-        self._tried: dict[str, _Tried] = {}
+        self._tried: dict[str, _LastTry] = {}
         self._trying: dict[str, asyncio.Task[None]] = {}
         self._places = asyncio.Semaphore(AT_ONCE_MAX)
         self._met: set[InstanceId] = set()
@@ -162,7 +162,7 @@ class PeerMaintenance(PeerService):
                 now_ms = self._monotonic_ms()
                 retries = STATIC_RETRIES if key in self._unsettled else RETRIES
                 next_ms = now_ms + int(retries.pause(times + 1))
-                self._tried[key] = _Tried(times + 1, now_ms, next_ms, heard_at_ms)
+                self._tried[key] = _LastTry(times + 1, now_ms, next_ms, heard_at_ms)
             else:
                 self._tried.pop(key, None)
             finally:

@@ -121,7 +121,9 @@ async def _compare(alice: Node, bob: Node, ids: dict[str, str]) -> None:
         their = theirs[offer_id]
         assert all((our.ended, their.ended)), (our.state, their.state)
         assert our.delegation_id in (None, their.task_id)
-        assert (our.said, our.heard) == (their.heard, their.said), f"{offer_id}: what one said the other has not heard"
+        assert (our.sent_seq, our.received_seq) == (their.received_seq, their.sent_seq), (
+            f"{offer_id}: what one said the other has not heard"
+        )
 
 
 async def _left(node: Node, role: DelegationRole, peer: InstanceId) -> dict[str, Delegation]:

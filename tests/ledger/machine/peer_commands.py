@@ -106,7 +106,9 @@ def envelope(jti: str = "j1", *, seq: int | None = None, peer: int = 1, until_ms
 def offering(number: int = 1) -> SendToPeer:
     """We offer something."""
     key = key_of(number)
-    return SendToPeer(key=key, begin=begun(key), happenings=("offer",), said=(said("delegation_offer"),), by=OPERATOR)
+    return SendToPeer(
+        key=key, begin=begun(key), happenings=("offer",), messages=(said("delegation_offer"),), by=OPERATOR
+    )
 
 
 def offered(number: int = 1, *, jti: str = "offer", seq: int = 1, starter: Starter | None = None) -> ReceiveFromPeer:
@@ -118,7 +120,7 @@ def offered(number: int = 1, *, jti: str = "offer", seq: int = 1, starter: Start
         key=key,
         begin=begun(key, work=work.id),
         happenings=("offer", "accept"),
-        said=(said("delegation_accept"),),
+        messages=(said("delegation_accept"),),
         accept=Accept(task=work, digest=fingerprint(work)[0], starter=starter),
     )
 
@@ -186,7 +188,7 @@ def peer_commands() -> list[Command[Any]]:
         heard("accept", seq=1, delegation_id="d"),
         heard("status", seq=3),
         heard("status", seq=2),
-        SendToPeer(key=key_of(1), said=(said(latest=True), said())),
+        SendToPeer(key=key_of(1), messages=(said(latest=True), said())),
         offered(2),
         offered(2, jti="again"),
         ReceiveFromPeer(envelope=envelope("alone")),

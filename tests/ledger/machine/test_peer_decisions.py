@@ -279,7 +279,7 @@ class TestWhatIsHeard:
         ):
             moved = pure.do(heard(happening, seq=seq)).moved
             assert moved is not None
-            assert (moved.changed, moved.delegation.state, moved.delegation.heard) == (True, after, seq)
+            assert (moved.changed, moved.delegation.state, moved.delegation.received_seq) == (True, after, seq)
 
     def test_what_leaves_a_gap_is_refused_and_may_come_again_in_the_same_envelope(self) -> None:
         pure = known()
@@ -294,7 +294,7 @@ class TestWhatIsHeard:
         pure = known()
         moved = pure.do(offered(2, seq=4)).moved
         assert moved is not None
-        assert (moved.changed, moved.delegation.heard) == (True, 4)
+        assert (moved.changed, moved.delegation.received_seq) == (True, 4)
         key = key_of(2, role=DelegationRole.PROVIDER)
         cancel = ReceiveFromPeer(envelope=envelope("j6", seq=6), key=key, happenings=("cancel",))
         assert refused(pure, cancel) == "out_of_order"
@@ -314,7 +314,7 @@ class TestWhatIsHeard:
         pure.do(heard("reject", seq=1, code="busy"))
         late = pure.do(heard("result_completed", seq=2, result=result_of())).moved
         assert late is not None
-        assert (late.changed, late.delegation.heard, late.delegation.result) == (False, 2, None)
+        assert (late.changed, late.delegation.received_seq, late.delegation.result) == (False, 2, None)
         assert state_of(pure) is DelegationState.REJECTED
 
     def test_what_cannot_happen_is_refused_and_not_taken(self) -> None:
@@ -335,7 +335,7 @@ class TestWhatIsHeard:
         pure = known()
         moved = pure.do(offered(2)).moved
         assert moved is not None
-        assert (moved.delegation.state, moved.delegation.said) == (DelegationState.ACCEPTED, 1)
+        assert (moved.delegation.state, moved.delegation.sent_seq) == (DelegationState.ACCEPTED, 1)
         assert pure.state.entry(task_id(102)) is not None
         assert waiting(pure) == [(1, "{}")]
 
@@ -364,31 +364,31 @@ class TestWhatIsSaid:
     def test_what_is_said_is_numbered_and_waits_in_its_order(self) -> None:
         pure = known()
         pure.do(offering())
-        moved = pure.do(SendToPeer(key=key_of(), said=(said(body=b"2"), said(body=b"3"))))
-        assert moved.delegation.said == 3
+        moved = pure.do(SendToPeer(key=key_of(), messages=(said(body=b"2"), said(body=b"3"))))
+        assert moved.delegation.sent_seq == 3
         assert waiting(pure) == [(1, "{}"), (2, "2"), (3, "3")]
 
     def test_the_latest_takes_the_place_of_the_last_one_that_nobody_has_tried_to_deliver(self) -> None:
         pure = known()
         pure.do(offering())
         for body in (b"2", b"3"):
-            pure.do(SendToPeer(key=key_of(), said=(said(body=body, latest=True),)))
+            pure.do(SendToPeer(key=key_of(), messages=(said(body=body, latest=True),)))
         assert waiting(pure) == [(1, "{}"), (2, "3")]
 
     def test_the_latest_comes_after_one_that_was_tried_and_after_one_of_another_kind(self) -> None:
         pure = known()
         pure.do(offering())
-        pure.do(SendToPeer(key=key_of(), said=(said("delegation_status", b"2", latest=True),)))
+        pure.do(SendToPeer(key=key_of(), messages=(said("delegation_status", b"2", latest=True),)))
         pure.do(MoveOutbox(moves=(undelivered(2),)))
-        pure.do(SendToPeer(key=key_of(), said=(said("delegation_status", b"3", latest=True),)))
-        pure.do(SendToPeer(key=key_of(), said=(said("delegation_cancel", b"4", latest=True),)))
+        pure.do(SendToPeer(key=key_of(), messages=(said("delegation_status", b"3", latest=True),)))
+        pure.do(SendToPeer(key=key_of(), messages=(said("delegation_cancel", b"4", latest=True),)))
         assert waiting(pure) == [(1, "{}"), (2, "2"), (3, "3"), (4, "4")]
 
     def test_a_number_is_never_used_again_once_it_was_delivered(self) -> None:
         pure = known()
         pure.do(offering())
         pure.do(MoveOutbox(moves=(delivered(1),)))
-        pure.do(SendToPeer(key=key_of(), said=(said(body=b"2", latest=True),)))
+        pure.do(SendToPeer(key=key_of(), messages=(said(body=b"2", latest=True),)))
         assert waiting(pure) == [(2, "2")]
 
     def test_of_what_is_not_known_nothing_is_told(self) -> None:
@@ -406,7 +406,7 @@ class TestWhatIsSaid:
         pure.do(heard("reject", seq=1))
         pure.do(RemovePeer(id=id_of(1), by=OPERATOR))
         pure.do(SendToPeer(key=key_of(), changes=DelegationChanges(reason="seen")))
-        assert refused(pure, SendToPeer(key=key_of(), said=(said(),))) == "unknown_peer"
+        assert refused(pure, SendToPeer(key=key_of(), messages=(said(),))) == "unknown_peer"
 
     def test_an_offer_is_kept_until_nobody_needs_it(self) -> None:
         pure = known()
@@ -434,7 +434,7 @@ class TestDelivery:
     def started(self) -> Pure:
         pure = known()
         pure.do(offering())
-        pure.do(SendToPeer(key=key_of(), said=tuple(said(body=str(seq).encode()) for seq in (2, 3, 4))))
+        pure.do(SendToPeer(key=key_of(), messages=tuple(said(body=str(seq).encode()) for seq in (2, 3, 4))))
         return pure
 
     def outbox_message(self, pure: Pure, seq: int) -> OutboxMessage:
@@ -480,7 +480,7 @@ class TestDelivery:
         pure.do(offering(2))
         assert refused(pure, offering(3)) == "outbox_full"
         assert refused(pure, offered(4)) == "outbox_full"
-        pure.do(SendToPeer(key=key_of(), said=(said(),)))
+        pure.do(SendToPeer(key=key_of(), messages=(said(),)))
         for number in (1, 2):
             pure.do(MoveOutbox(moves=(delivered(2, key_of(number)),)))
         assert pure.state.outbox_count(id_of(1)) == 0

@@ -607,7 +607,7 @@ class TestAnswers:
         assert a.directory.pending_query(peer) is None, "it has time to answer"
         a.clock.ahead_ms += 10_000
         assert a.directory.pending_query(peer) == query
-        await a.directory.hear_response(peer, self.envelope(b), await self.answer(a, b, nonce))
+        await a.directory.receive_response(peer, self.envelope(b), await self.answer(a, b, nonce))
         assert (at(a, b.id).trust, a.directory.pending_query(peer)) == (Trust.VERIFIED, None)
 
     async def test_whoever_wants_to_know_waits_for_one_that_fetches(
@@ -617,7 +617,7 @@ class TestAnswers:
         peer, nonce = await self.waiting(a, b)
         wanting = asyncio.ensure_future(a.directory.capabilities(peer))
         await a.until(lambda: at(a, b.id).challenge is not None)
-        await a.directory.hear_response(peer, self.envelope(b), await self.answer(a, b, nonce))
+        await a.directory.receive_response(peer, self.envelope(b), await self.answer(a, b, nonce))
         async with asyncio.timeout(BOUND_S):
             assert (await wanting).profiles == (CODER,)
 
@@ -638,7 +638,7 @@ class TestAnswers:
         a, b = two
         peer, nonce = await self.waiting(a, b)
         response = await self.answer(a, b, nonce, **changes)
-        assert (await refused(a.directory.hear_response(peer, self.envelope(b), response))).code == code
+        assert (await refused(a.directory.receive_response(peer, self.envelope(b), response))).code == code
         assert at(a, b.id).trust is Trust.PEER
 
     async def test_more_profiles_than_anybody_needs_are_not_kept(
@@ -648,7 +648,7 @@ class TestAnswers:
         peer, nonce = await self.waiting(a, b)
         many = tuple(Profile(name=f"p{number}", description="ä" * 500, max_token_budget=1) for number in range(500))
         response = await self.answer(a, b, nonce, profiles=many)
-        await a.directory.hear_response(peer, self.envelope(b), response)
+        await a.directory.receive_response(peer, self.envelope(b), response)
         kept = await a.directory.capabilities(at(a, b.id))
         assert 0 < len(kept.profiles) < 100
         assert kept.profiles == many[: len(kept.profiles)]
@@ -660,12 +660,12 @@ class TestAnswers:
         peer, nonce = await self.waiting(a, b)
         async with transport_under_test(tmp_path / "c") as c:
             forged = msgspec.structs.replace(await self.answer(a, c, nonce), provider=b.id)
-            assert (await refused(a.directory.hear_response(peer, self.envelope(b), forged))).code == "unproven"
+            assert (await refused(a.directory.receive_response(peer, self.envelope(b), forged))).code == "unproven"
         good = await self.answer(a, b, nonce)
-        await a.directory.hear_response(peer, self.envelope(b, "j2"), good)
-        again = a.directory.hear_response(peer, self.envelope(b, "j2"), good)
+        await a.directory.receive_response(peer, self.envelope(b, "j2"), good)
+        again = a.directory.receive_response(peer, self.envelope(b, "j2"), good)
         assert (await refused(again)).code == "replayed"
-        later = a.directory.hear_response(peer, self.envelope(b, "j3"), good)
+        later = a.directory.receive_response(peer, self.envelope(b, "j3"), good)
         assert (await refused(later)).code == "challenge_over"
 
 

@@ -29,7 +29,7 @@ async def tell(found: Discovery) -> None:
     told: str | None = None
     known: set[tuple[str, str]] = set()
     while True:
-        mdns = next(way for way in found.ways() if way.source == "mdns")
+        mdns = next(way for way in found.methods() if way.source == "mdns")
         state = "announced" if mdns.announced_as else "failed" if "".join(mdns.failures) not in WAITING else None
         if state not in {told, None}:
             told = state

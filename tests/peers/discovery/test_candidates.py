@@ -27,7 +27,7 @@ NOW = 2_000
 def register(*seen: Candidate, **more: Any) -> Candidates:
     candidates = Candidates(US.id, **more)
     for each in seen:
-        candidates.saw(each, group=f"{each.announced_as}{each.source}{each.url}{each.instance_id}")
+        candidates.add(each, group=f"{each.announced_as}{each.source}{each.url}{each.instance_id}")
     return candidates
 
 
@@ -108,29 +108,29 @@ def test_candidates_without_an_id_do_not_claim_the_same_one() -> None:
 
 def test_the_last_seen_comes_first() -> None:
     candidates = register(ALPHA.candidate(HERE, seen_at_ms=1), BETA.candidate(THERE, seen_at_ms=2))
-    candidates.saw(ALPHA.candidate(HERE, seen_at_ms=3), group="alpha")
+    candidates.add(ALPHA.candidate(HERE, seen_at_ms=3), group="alpha")
     assert [each.instance_id for each in candidates.listed(NOW, {})] == [ALPHA.id, BETA.id]
 
 
 def test_a_goodbye_removes_what_was_announced_under_that_name() -> None:
     candidates = Candidates(US.id)
-    candidates.saw(ALPHA.candidate(HERE), group="alpha")
-    candidates.saw(BETA.candidate(THERE), group="beta")
-    candidates.gone("alpha")
+    candidates.add(ALPHA.candidate(HERE), group="alpha")
+    candidates.add(BETA.candidate(THERE), group="beta")
+    candidates.remove("alpha")
     assert list(conflicts(candidates)) == [THERE]
 
 
 def test_an_announcement_holds_as_long_as_it_said() -> None:
     candidates = Candidates(US.id)
-    candidates.saw(ALPHA.candidate(HERE), group="alpha", until_ms=NOW + 1)
+    candidates.add(ALPHA.candidate(HERE), group="alpha", until_ms=NOW + 1)
     assert len(candidates.listed(NOW, {})) == 1
     assert candidates.listed(NOW + 1, {}) == ()
 
 
 def test_another_address_under_the_same_name_does_not_quietly_take_the_place_of_the_first() -> None:
     candidates = Candidates(US.id)
-    candidates.saw(ALPHA.candidate(HERE, seen_at_ms=NOW), group="alpha", until_ms=NOW + 10 * MOVED_MS)
-    candidates.saw(ALPHA.candidate(THERE, seen_at_ms=NOW), group="alpha", until_ms=NOW + 10 * MOVED_MS)
+    candidates.add(ALPHA.candidate(HERE, seen_at_ms=NOW), group="alpha", until_ms=NOW + 10 * MOVED_MS)
+    candidates.add(ALPHA.candidate(THERE, seen_at_ms=NOW), group="alpha", until_ms=NOW + 10 * MOVED_MS)
     assert set(conflicts(candidates).values()) == {CandidateConflict.ID_CLAIMED_TWICE}
     assert [(each.url, each.conflict) for each in candidates.listed(NOW + MOVED_MS, {})] == [(THERE, None)]
 
@@ -148,7 +148,7 @@ def test_a_flood_on_the_local_network_is_bounded_and_displaces_nothing_else() ->
     static = BETA.candidate("https://beta.example", source="static", seen_at_ms=0)
     candidates = register(static, BETA.candidate("https://b.example", source="dns", seen_at_ms=0))
     for n in range(CANDIDATES_MAX + 100):
-        candidates.saw(ALPHA.candidate(f"http://10.0.{n // 250}.{n % 250}:8421", seen_at_ms=n), group=str(n))
+        candidates.add(ALPHA.candidate(f"http://10.0.{n // 250}.{n % 250}:8421", seen_at_ms=n), group=str(n))
     listed = candidates.listed(NOW, {})
     assert (len(listed), candidates.dropped) == (CANDIDATES_MAX, 102)
     assert {each.source for each in listed} == {"static", "dns", "mdns"}

@@ -40,7 +40,7 @@ def static(*urls: str) -> PeerSettings:
 async def test_with_nothing_switched_on_nothing_is_found_or_asked() -> None:
     async with discovery(PeerSettings(), US) as finding:
         assert await finding.scan() == ()
-        assert [way.on for way in finding.ways()] == [False, False, False]
+        assert [way.on for way in finding.methods()] == [False, False, False]
 
 
 async def test_an_instance_in_the_settings_is_asked_who_it_is() -> None:
@@ -183,7 +183,7 @@ async def test_a_name_server_that_fails_is_shown_and_what_was_known_stays(names:
         names.speak.clear()
         names.speak[f"_friday-a2a._tcp.{DOMAIN}"] = lambda query, reply, before: None
         assert [each.instance_id for each in await finding.scan(0.3)] == [ALPHA.id]
-        assert [way.failures for way in finding.ways() if way.source == "dns"] == [(f"{DOMAIN}: no answer in time",)]
+        assert [way.failures for way in finding.methods() if way.source == "dns"] == [(f"{DOMAIN}: no answer in time",)]
 
 
 async def test_a_lie_in_dns_is_shown_as_one(names: NameServer) -> None:
@@ -209,7 +209,7 @@ async def test_what_dns_alone_names_is_not_called_at_a_private_address(names: Na
         discovery(PeerSettings(), US, by=by) as finding,
     ):
         with pytest.raises(AddressRefused):
-            await finding.who_is(there.url(host="alpha.example"))
+            await finding.ask_identity(there.url(host="alpha.example"))
         assert there.requests == []
 
 
@@ -217,16 +217,16 @@ async def test_what_the_operator_names_or_the_local_network_announces_is_called_
     async with http_server(ALPHA.shows()) as there:
         async with discovery(PeerSettings(), US) as finding:
             with pytest.raises(AddressRefused):
-                await finding.who_is(there.url())
+                await finding.ask_identity(there.url())
         async with discovery(static(there.url()), US) as finding:
-            assert (await finding.who_is(there.url())).keys.id == ALPHA.id
+            assert (await finding.ask_identity(there.url())).keys.id == ALPHA.id
         local = PeerSettings(mdns=True, mdns_interfaces=(HERE,))
         async with (
             discovery(local, US) as finding,
             announcing(f"local {ALPHA.id[-8:]}", ALPHA.says(), port=there.port),
         ):
             await heard(finding, ALPHA.id)
-            assert (await finding.who_is(there.url())).keys.id == ALPHA.id
+            assert (await finding.ask_identity(there.url())).keys.id == ALPHA.id
 
 
 async def test_a_port_that_speaks_something_else_is_not_called_because_it_was_announced() -> None:
@@ -235,18 +235,18 @@ async def test_a_port_that_speaks_something_else_is_not_called_because_it_was_an
     async with discovery(local, US) as finding, announcing(f"redis {who.id[-8:]}", who.says(), port=6379):
         (found,) = await heard(finding, who.id)
         with pytest.raises(AddressRefused):
-            await finding.who_is(found.url)
+            await finding.ask_identity(found.url)
 
 
 async def test_asking_who_is_there_raises_what_is_wrong() -> None:
     async with http_server(always(reply(200, b"{}"))) as there, discovery(static(there.url()), US) as finding:
         with pytest.raises(IdentityNotShown):
-            await finding.who_is(there.url())
+            await finding.ask_identity(there.url())
     async with discovery(static(there.url()), US) as finding:
         with pytest.raises(CallFailed):
-            await finding.who_is(there.url())
+            await finding.ask_identity(there.url())
         with pytest.raises(ValueError, match="absolute URL"):
-            await finding.who_is("nowhere")
+            await finding.ask_identity("nowhere")
 
 
 async def test_a_scan_tells_what_all_ways_have_found(names: NameServer) -> None:
@@ -266,7 +266,7 @@ async def test_a_scan_tells_what_all_ways_have_found(names: NameServer) -> None:
             await heard(finding, near.id)
             found = {(each.source, each.instance_id) for each in await finding.scan()}
             assert {("static", far.id), ("dns", ALPHA.id), ("mdns", near.id)} <= found
-            assert [way.on for way in finding.ways()] == [True, True, True]
+            assert [way.on for way in finding.methods()] == [True, True, True]
 
 
 async def test_two_scans_at_once_are_one() -> None:

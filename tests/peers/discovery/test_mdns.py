@@ -38,7 +38,7 @@ def beta() -> Neighbour:
 
 
 def announced(finding: Discovery) -> str | None:
-    return next(way.announced_as for way in finding.ways() if way.source == "mdns")
+    return next(way.announced_as for way in finding.methods() if way.source == "mdns")
 
 
 async def meet(alpha: Neighbour, beta: Neighbour) -> None:
@@ -251,7 +251,7 @@ async def test_a_door_that_listens_elsewhere_is_not_announced(alpha: Neighbour) 
 
 
 def failures(finding: Discovery) -> tuple[str, ...]:
-    return next(way.failures for way in finding.ways() if way.source == "mdns")
+    return next(way.failures for way in finding.methods() if way.source == "mdns")
 
 
 async def test_starting_waits_for_nothing(alpha: Neighbour) -> None:

@@ -47,7 +47,7 @@ def named(label: bytes) -> dns.name.Name:
 
 
 def mdns_failures(finding: Discovery) -> tuple[str, ...]:
-    return next(way.failures for way in finding.ways() if way.source == "mdns")
+    return next(way.failures for way in finding.methods() if way.source == "mdns")
 
 
 async def listening(finding: Discovery) -> None:

@@ -36,7 +36,7 @@ async def acquainted(home: Path, go: asyncio.Event) -> AsyncIterator[tuple[PeerU
             await rita.knows(paul)
             await paul.knows(rita)
             await rita.delegate(paul)
-            await paul.until_works(lambda works: works and works[0].said > 0)
+            await paul.until_works(lambda works: works and works[0].sent_seq > 0)
         yield rita, paul
 
 
@@ -54,7 +54,7 @@ def made_anew(rita: PeerUnderTest, paul: PeerUnderTest, before: Delegation) -> D
     return assert_offer(key, offer, provider=paul.id)
 
 
-async def hear(rita: PeerUnderTest, paul: PeerUnderTest, offer: DelegationOffer) -> None:
+async def receive_offer(rita: PeerUnderTest, paul: PeerUnderTest, offer: DelegationOffer) -> None:
     """As the first message of a rita whose ledger was restored."""
     peer = paul.ledger.peer(rita.id)
     assert peer is not None
@@ -66,7 +66,7 @@ async def hear(rita: PeerUnderTest, paul: PeerUnderTest, offer: DelegationOffer)
         seq=1,
         epoch=OTHER_EPOCH,
     )
-    await paul.provider.hear(IncomingMessage(peer, envelope, offer))
+    await paul.provider.receive(IncomingMessage(peer, envelope, offer))
 
 
 async def last_proof(paul: PeerUnderTest, rita: PeerUnderTest) -> str:
@@ -88,7 +88,7 @@ async def test_a_result_that_was_being_made_is_made_again_for_the_offer_that_cam
             """In a thread: the offer comes between the look at the delegation and the result."""
             built.append(work)
             if len(built) == 1:
-                asyncio.run_coroutine_threadsafe(hear(rita, paul, anew), loop).result(BOUND_S)
+                asyncio.run_coroutine_threadsafe(receive_offer(rita, paul, anew), loop).result(BOUND_S)
             return build(work, *more)
 
         monkeypatch.setattr(task_reporter, "HEAVY_CHARS", 0)
@@ -115,7 +115,7 @@ async def test_an_offer_that_comes_while_the_result_is_sent_gets_a_result_of_its
             return judged
 
         monkeypatch.setattr(Provider, "_rejection", judge_late)
-        await hear(rita, paul, anew)
+        await receive_offer(rita, paul, anew)
 
         async def told_twice() -> bool:
             return [each.typ for each in await paul.ledger.peer_outbox(rita.id)].count(RESULT) == 2

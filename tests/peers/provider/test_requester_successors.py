@@ -27,7 +27,7 @@ async def at_work(home: Path, work: Callable[..., Any]) -> AsyncIterator[tuple[I
             await rita.knows(paul)
             await paul.knows(rita)
             await rita.delegate(paul)
-            await paul.until_works(lambda works: works and works[0].said > 0)
+            await paul.until_works(lambda works: works and works[0].sent_seq > 0)
         yield rita.id, paul
 
 

@@ -75,8 +75,8 @@ async def test_what_is_said_while_the_word_before_is_on_its_way_is_heard_after_i
 
         teller.words.put_nowait("")
         await rita.ended(task_id)
-        assert ((await paul.works())[0].said, (await rita.delegation(task_id)).broken) == (
-            (await rita.delegation(task_id)).heard,
+        assert ((await paul.works())[0].sent_seq, (await rita.delegation(task_id)).broken) == (
+            (await rita.delegation(task_id)).received_seq,
             (),
         )
 

@@ -374,4 +374,4 @@ async def test_a_role_cannot_be_confused(alice: TransportUnderTest, bob: Transpo
     await bob.inbox.receive(alice.sealed(result(), bob, seq=2), None)
     assert not bob.requester.heard
     (delegation,) = await bob.ledger.delegations_live(DelegationRole.PROVIDER)
-    assert delegation.heard == 1
+    assert delegation.received_seq == 1

@@ -263,7 +263,9 @@ async def test_what_a_peer_cannot_take_holds_up_nothing_else(
     for number in range(1, polling.ENVELOPES_MAX + 11):
         key = DelegationKey(DelegationRole.REQUESTER, bob.id, offer_id(number))
         begin = begun(DelegationRole.REQUESTER, bob.id, number)
-        await alice.ledger.commit(SendToPeer(key=key, begin=begin, happenings=("offer",), said=(said(cancel(number)),)))
+        await alice.ledger.commit(
+            SendToPeer(key=key, begin=begin, happenings=("offer",), messages=(said(cancel(number)),))
+        )
     await alice.offers(bob.id, 500)
     async with delivering(bob):
         await alice.until_parcels(bob.id, lambda messages: offer_id(500) not in {each.offer_id for each in messages})

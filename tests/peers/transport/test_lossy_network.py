@@ -160,7 +160,7 @@ async def test_both_may_begin_again_at_any_time(tmp_path: Path) -> None:
                 else:
                     await alice.delivered()
                     known = await bob.ledger.delegations_live(DelegationRole.PROVIDER)
-                    assert [each.heard for each in known] == [2] * DELEGATIONS
+                    assert [each.received_seq for each in known] == [2] * DELEGATIONS
         heard += bob.provider.heard
     assert len(heard) == len(set(heard)), "nothing was new to it twice"
 

@@ -114,7 +114,7 @@ async def test_two_instances_talk_to_each_other(alice: TransportUnderTest, bob: 
         await bob.delivered()
     assert [seq for *_, seq in alice.requester.heard] == [1, 2, 3, 4]
     (delegation,) = await alice.ledger.delegations()
-    assert (delegation.state, delegation.heard) == ("completed", 4)
+    assert (delegation.state, delegation.received_seq) == ("completed", 4)
 
 
 async def test_what_is_delivered_is_not_sent_again_and_what_is_under_way_not_twice_at_once(
@@ -304,7 +304,7 @@ async def test_a_delegation_that_is_refused_holds_up_no_other(
                 key=unheard,
                 begin=begun(DelegationRole.REQUESTER, bob.id, 2),
                 happenings=("offer",),
-                said=(said(cancel(2)),),
+                messages=(said(cancel(2)),),
             )
         )
         await alice.until_parcels(bob.id, lambda messages: any(each.attempts >= 2 for each in messages))

@@ -159,10 +159,10 @@ def _make_discovery(base: Base, keys: InstanceKeys) -> Discovery:
     settings, ledger = base.settings, base.storage.ledger
     record = TxtRecord(instance_id=keys.id, versions=keys.versions, fingerprint=fingerprint(keys.key))
     address, port = base.listeners.peers_at
-    announcement = Announcement(said=record, port=port, listens=(address,))
+    announcement = Announcement(record=record, port=port, listens=(address,))
     if base.listeners.peers is not None:
-        details = replace(announcement.said, tls=base.listeners.tls is not None)
-        announcement = replace(announcement, said=details)
+        details = replace(announcement.record, tls=base.listeners.tls is not None)
+        announcement = replace(announcement, record=details)
     elif settings.http.public_base_url:
         announcement = _announced_as(announcement, settings.http.public_base_url)
     return Discovery(
@@ -182,5 +182,5 @@ def _announced_as(announcement: Announcement, public_url: str) -> Announcement:
     tls = public.scheme == "https"
     port = public.port or (443 if tls else 80)
     return replace(
-        announcement, said=replace(announcement.said, tls=tls), port=port, host=public.hostname or announcement.host
+        announcement, record=replace(announcement.record, tls=tls), port=port, host=public.hostname or announcement.host
     )

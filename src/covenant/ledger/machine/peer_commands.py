@@ -186,7 +186,7 @@ class SendToPeer(Command[DelegationMoved], frozen=True, gc=False, kw_only=True):
     begin: Delegation | None = None
     happenings: tuple[str, ...] = ()
     changes: DelegationChanges = DelegationChanges()
-    said: tuple[PeerMessage, ...] = ()
+    messages: tuple[PeerMessage, ...] = ()
     by: AgentId | None = None
     """The issuer of the audit row, if there is to be one."""
     replaces: DelegationKey | None = None
@@ -230,7 +230,7 @@ class ReceiveFromPeer(Command[ReceivedFromPeer], frozen=True, gc=False, kw_only=
     begin: Delegation | None = None
     happenings: tuple[str, ...] = ()
     changes: DelegationChanges = DelegationChanges()
-    said: tuple[PeerMessage, ...] = ()
+    messages: tuple[PeerMessage, ...] = ()
     accept: Accept | None = None
     """The work that a provider begins with it."""
     by: AgentId | None = None

@@ -320,11 +320,12 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     accepted_at_ms: int = 0
     """Requester: when the provider's accept first arrived. The time limit counts from then on."""
     status_interval_ms: int = 0
-    said: int = 0
-    """The number of the last message that we sent about the delegation; `heard`: of the last one that we received."""
-    heard: int = 0
+    sent_seq: int = msgspec.field(default=0, name="said")
+    """The number of the last message that we sent about the delegation. (Stored as `said`.)"""
+    received_seq: int = msgspec.field(default=0, name="heard")
+    """The number of the last message that we received about it. (Stored as `heard`.)"""
     epoch: str | None = None
-    """The epochs of our ledger and of the peer's in which `heard` counts."""
+    """The epochs of our ledger and of the peer's in which `received_seq` counts."""
     peer_epoch: str | None = None
     offered_in: tuple[str | None, str | None] = (None, None)
     """Requester: the epochs of both ledgers in which the last offer was made."""

@@ -107,12 +107,12 @@ def keys_worth_keeping(known: KeyBundle | None, shown: KeyBundle) -> bool:
 
 
 def learned(response: CapabilityResponse, now_ms: int) -> PeerCapabilities:
-    said = {name: getattr(response, name) for name in PeerCapabilities.__struct_fields__}
+    fields = {name: getattr(response, name) for name in PeerCapabilities.__struct_fields__}
     sizes = accumulate(len(each.name.encode()) + len(each.description.encode()) + 64 for each in response.profiles)
     room = zip(response.profiles, sizes, strict=True)
-    said["profiles"] = tuple(each for each, size in room if size <= PROFILES_BYTES_MAX)
-    said["expires_at_ms"] = min(response.expires_at_ms, now_ms + BELIEVED_MS_MAX)
-    return PeerCapabilities(**said)
+    fields["profiles"] = tuple(each for each, size in room if size <= PROFILES_BYTES_MAX)
+    fields["expires_at_ms"] = min(response.expires_at_ms, now_ms + BELIEVED_MS_MAX)
+    return PeerCapabilities(**fields)
 
 
 TIMEOUT_S: Final = 15.0
@@ -227,13 +227,13 @@ class Handshake(PeerService):
         if self._is_relayed(asked):
             return await self._answer_by_relay(asked)
         try:
-            header, said = await self._open(asked, decode_received(response.body).envelope)
+            header, opened = await self._open(asked, decode_received(response.body).envelope)
         except (Invalid, EnvelopeRefused) as wrong:
             raise PeerConflict("bad_answer", f"{asked.name} did not answer the question: {wrong}") from wrong
-        if not isinstance(said, CapabilityResponse):
+        if not isinstance(opened, CapabilityResponse):
             raise PeerConflict("bad_answer", f"{asked.name} answered with {header.typ}")
         await self._ledger.commit(ReceiveFromPeer(envelope=envelope_record(header, self._context.ledger_epoch)))
-        return await self.learn(asked.id, said, header.epoch)
+        return await self.learn(asked.id, opened, header.epoch)
 
     async def _answer_by_relay(self, peer: Peer) -> Peer:
         """Waits for the answer of a peer that finds our question at the relay. It comes like any message."""
@@ -353,8 +353,8 @@ class Handshake(PeerService):
         *,
         known: int | None = None,
         end: int | None = None,
-        heard: int | None = None,
-        said: int | None = None,
+        received: int | None = None,
+        sent: int | None = None,
     ) -> None:
         """A peer knows of more messages or records than our ledger has: the ledger is an older copy of itself.
 
@@ -369,8 +369,8 @@ class Handshake(PeerService):
             "peer": peer.id,
             "known": known,
             "end": end,
-            "heard": heard,
-            "said": said,
+            "heard": received,
+            "said": sent,
         }
         row = {name: value for name, value in facts.items() if value is not None}
         log.error("peers.ledger_forgotten", extra=row)
@@ -429,15 +429,15 @@ def _declined(peer: Peer, response: PeerResponse, us: InstanceId) -> PeerCallFai
         return PeerUnavailable("refused", why)
     if code in CLOCKS:
         return PeerUnavailable(code, f"{peer.name} answered {code}: its clock and ours are apart; set them")
-    said = f" ({code[:64]})" if code else ""
+    shown = f" ({code[:64]})" if code else ""
     return call_failed(
         code[:64] or "declined",
-        f"{peer.name} answered {response.status}{said}",
+        f"{peer.name} answered {response.status}{shown}",
         passing=response.status >= 500 or response.status == 429,
     )
 
 
-class _Given(NamedTuple):
+class _GivenToken(NamedTuple):
     token: str
     by: PurposeKey
     id: str
@@ -448,7 +448,7 @@ class _Given(NamedTuple):
 class TokenIssuer(PeerService):
     def __init__(self, context: PeerContext) -> None:
         super().__init__(context)
-        self._given: dict[InstanceId, _Given] = {}
+        self._given: dict[InstanceId, _GivenToken] = {}
 
     async def token_for(self, peer: Peer, offering: OfferedProfiles) -> str | None:
         """The token for a peer; None if the peer may not delegate. Returned only after the record of it is durable."""
@@ -465,10 +465,10 @@ class TokenIssuer(PeerService):
         token_id = token_ids(token, self._keyring.key)[0]
         await self._make_room(peer)
         await self._ledger.commit(LearnPeer(id=peer.id, by=self._us, issued=IssuedToken(token_id, until_ms)))
-        self._given[peer.id] = _Given(token, key, token_id, terms, until_ms)
+        self._given[peer.id] = _GivenToken(token, key, token_id, terms, until_ms)
         return token
 
-    def _good(self, given: _Given) -> bool:
+    def _good(self, given: _GivenToken) -> bool:
         left_ms = given.until_ms - self._now_ms()
         life_ms = self._settings.token_life_ms
         return life_ms // 2 <= left_ms <= life_ms and not self._ledger.token_revoked(given.id)

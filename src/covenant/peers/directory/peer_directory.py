@@ -72,9 +72,9 @@ def check_name(name: str) -> str:
     return name
 
 
-def name_from(said: str, peer_id: InstanceId) -> str:
+def name_from(shown_name: str, peer_id: InstanceId) -> str:
     """A peer's own name as far as it can be a name here; otherwise the end of its id."""
-    name = _NOT_IN_NAMES.sub("-", said).strip("-")[:NAME_CHARS_MAX]
+    name = _NOT_IN_NAMES.sub("-", shown_name).strip("-")[:NAME_CHARS_MAX]
     return name if name and not name.startswith("frd1_") else peer_id[-ID_TAIL:]
 
 
@@ -134,7 +134,7 @@ class PeerDirectory(PeerService):
         self._succession = Succession(context)
         self.introduction = self._succession.introduction
         self.announce = self._succession.announce
-        self.hear_introduction = self._succession.hear
+        self.receive_introduction = self._succession.receive
         self._refreshing: SingleFlight[Peer] = SingleFlight()
         self._hybrid: dict[str, Prekey] = {}
         """Hybrid prekeys that peers have shown beside their bundles.
@@ -191,10 +191,10 @@ class PeerDirectory(PeerService):
             return self._ledger.peer(added.id) or added
 
     async def _introduced(self, place: str, wanted: InstanceId | None, name: str | None, source: PeerSource) -> Peer:
-        keys, said = None, ""
+        keys, shown_name = None, ""
         try:
             introduction = await self._introduction(place)
-            keys, said = introduction.keys, introduction.name
+            keys, shown_name = introduction.keys, introduction.name
         except PeerUnavailable as failed:
             if wanted is None:
                 hint = "start it, or give its id too, to add it unverified"
@@ -202,7 +202,7 @@ class PeerDirectory(PeerService):
         if keys is not None:
             self._check_shown(place, keys, wanted)
         peer_id = wanted or InstanceId(keys.id if keys is not None else "")
-        return Peer(id=peer_id, name=name or self._free_name(said, peer_id), url=place, source=source, keys=keys)
+        return Peer(id=peer_id, name=name or self._free_name(shown_name, peer_id), url=place, source=source, keys=keys)
 
     def _check_shown(self, place: str, keys: KeyBundle, wanted: InstanceId | None) -> None:
         if wanted is not None and keys.id != wanted:
@@ -224,11 +224,11 @@ class PeerDirectory(PeerService):
         if peer_id in self._keyring.ids:
             raise Invalid("self_peer", "that is this instance itself; give the address or id of another one")
 
-    def _free_name(self, said: str, peer_id: InstanceId) -> str:
+    def _free_name(self, shown_name: str, peer_id: InstanceId) -> str:
         known = self._ledger.peer(peer_id)
         if known is not None:
             return known.name
-        name = name_from(said, peer_id)
+        name = name_from(shown_name, peer_id)
         return name if self._ledger.peer_named(name) is None else apart(name, peer_id)
 
     async def remove(self, by: AgentId, named: str) -> Peer:
@@ -418,11 +418,11 @@ class PeerDirectory(PeerService):
             return await self._handshake.challenge(peer)
         return await self._handshake.ask(peer)
 
-    async def hear_response(self, peer: Peer, envelope: ReceivedEnvelope, response: CapabilityResponse) -> None:
+    async def receive_response(self, peer: Peer, envelope: ReceivedEnvelope, response: CapabilityResponse) -> None:
         await self._ledger.commit(ReceiveFromPeer(envelope=envelope))
         await self._handshake.learn(peer.id, response, envelope.epoch)
 
-    async def hear_query(self, peer: Peer, envelope: ReceivedEnvelope, query: CapabilityQuery) -> bytes:
+    async def receive_query(self, peer: Peer, envelope: ReceivedEnvelope, query: CapabilityQuery) -> bytes:
         await self._ledger.commit(ReceiveFromPeer(envelope=envelope))
         asker = self._ledger.peer(peer.id) or peer
         if asker.denied:
@@ -435,7 +435,7 @@ class PeerDirectory(PeerService):
             prekey = self.prekey_of(query.keys, query.hybrid_prekey)
             if keys_worth_keeping(asker.keys, query.keys):
                 asker = await self._shown(asker, query.keys)
-        known_end = await self._heard_end(asker, query)
+        known_end = await self._reported_end(asker, query)
         prekey = prekey or await self.prekey_for(asker)
         offering = await self._offering(asker)
         response = answer(
@@ -458,7 +458,7 @@ class PeerDirectory(PeerService):
             certified=self._certified_for(asker),
         )
 
-    async def _heard_end(self, asker: Peer, query: CapabilityQuery) -> int | None:
+    async def _reported_end(self, asker: Peer, query: CapabilityQuery) -> int | None:
         """How many records the peer's ledger had by its last report; None if it does not report.
 
         Never falls within an epoch.

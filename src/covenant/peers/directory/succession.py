@@ -64,7 +64,7 @@ class Succession(PeerService):
         """The peer that had this id, and has another one now."""
         return next((peer for peer in self._ledger.peers() if peer_id in peer.ids[1:]), None)
 
-    async def hear(self, body: bytes) -> Received:
+    async def receive(self, body: bytes) -> Received:
         """Handles an introduction that an instance sends by itself. Raises a `Refusal` that anybody may see."""
         try:
             shown = decode_introduction(body)

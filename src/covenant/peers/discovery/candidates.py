@@ -118,7 +118,7 @@ class Candidates:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def saw(self, candidate: Candidate, *, group: str, until_ms: int | None = None) -> None:
+    def add(self, candidate: Candidate, *, group: str, until_ms: int | None = None) -> None:
         """Adds an announcement.
 
         One with another address or id under a known name does not replace the known one at once.
@@ -131,7 +131,7 @@ class Candidates:
         self._put(key, _Entry(candidate, group, until_ms))
         self.on_change()
 
-    def gone(self, group: str) -> None:
+    def remove(self, group: str) -> None:
         self._keep(lambda entry: entry.group != group)
 
     def forget(self, source: Source) -> None:

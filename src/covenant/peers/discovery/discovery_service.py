@@ -1,12 +1,12 @@
 """Discovery: candidates from settings, DNS and mDNS, and the identity that an address shows.
 
-`start` waits for nothing. Failures are logged and shown in `ways`, never raised. `scan` ends in the time it is given,
-and two scans at the same time are one. Discovery yields candidates only: it adds, changes and trusts no peer.
+`start` waits for nothing. Failures are logged and shown in `methods`, never raised. `scan` ends in the given time, and
+two scans at the same time are one. Discovery yields candidates only: it adds, changes and trusts no peer.
 
-Static addresses and domains are asked at the start and at every scan; the local network is listened to all the time. An
-instance is called because a setting names it or somebody asks `who_is`, never because it was announced. The answer is
-its name and its bundle of keys (docs/formats/envelope.md), which is checked. That does not prove who answers, since
-anybody can show another's public keys: only an answered challenge does.
+Static addresses and domains are asked at the start and at every scan; mDNS listens all the time. An instance is called
+because a setting names it or somebody calls `ask_identity`, never because it was announced. It answers with its name
+and its bundle of keys (docs/formats/envelope.md), which is checked. That does not prove who answers, since anybody can
+show another's public keys: only an answered challenge does.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class Discovery:
             scanning.result()
         return self.candidates()
 
-    async def who_is(self, url: str) -> Introduction:
+    async def ask_identity(self, url: str) -> Introduction:
         """Asks an address for its keys.
 
         Raises IdentityNotShown, AddressRefused, CallFailed, and ValueError if it is no URL.
@@ -188,7 +188,7 @@ class Discovery:
         finally:
             await fetcher.close()
 
-    def ways(self) -> tuple[DiscoveryMethod, ...]:
+    def methods(self) -> tuple[DiscoveryMethod, ...]:
         mdns = (self._mdns.failure,) if self._settings.mdns and self._mdns.failure else ()
         dns = tuple(f"{domain}: {why}" for domain, why in sorted(self._failures.items()))
         return (
@@ -249,7 +249,7 @@ class Discovery:
         place = self._of_static(url)
         try:
             async with asyncio.timeout(timeout_s), free:
-                shown = await self.who_is(url)
+                shown = await self.ask_identity(url)
             found = replace(
                 place,
                 instance_id=shown.keys.id,

@@ -93,9 +93,9 @@ def decode_strings(strings: Sequence[bytes]) -> TxtRecord:
     """Reads the strings of one record. Never raises."""
     if len(strings) > STRINGS_MAX or sum(map(len, strings)) > TXT_BYTES_MAX:
         return TxtRecord(malformed="too long")
-    said = dict(_pairs(reversed(strings)))
-    wrong = [words for key, default, valid, words in _KEYS if not valid(said.setdefault(key, default))]
-    valid = {key: said[key] if valid(said[key]) else default for key, default, valid, _ in _KEYS}
+    record = dict(_pairs(reversed(strings)))
+    wrong = [words for key, default, valid, words in _KEYS if not valid(record.setdefault(key, default))]
+    valid = {key: record[key] if valid(record[key]) else default for key, default, valid, _ in _KEYS}
     return TxtRecord(
         instance_id=valid["id"],
         versions=tuple(map(int, filter(None, valid["pv"].split(",")))),
@@ -263,18 +263,20 @@ class DomainBrowser:
         return resolver
 
 
-def _candidate(name: Name, places: list[Any], said: TxtRecord, *, authenticated: bool, now_ms: int) -> Candidate | None:
+def _candidate(
+    name: Name, places: list[Any], record: TxtRecord, *, authenticated: bool, now_ms: int
+) -> Candidate | None:
     """None if the domain says that the service is not available, by a target of `.` (RFC 2782)."""
     places.sort(key=lambda place: (place.priority, -place.weight, place.target, place.port))
     offered = [place for place in places[:PLACES_MAX] if place.target.to_text() != "." and place.port]
     if places and not offered:
         return None
-    urls = [url for place in offered if (url := _url(place, tls=said.tls))]
+    urls = [url for place in offered if (url := _url(place, tls=record.tls))]
     best = offered[0] if offered else None
-    return said.candidate(
+    return record.candidate(
         source="dns",
         url=urls[0] if urls else "",
-        wrong=said.malformed or (None if urls else "no place to call"),
+        wrong=record.malformed or (None if urls else "no place to call"),
         name=shown_name(name.labels[0].decode("utf-8", "replace") if len(name.labels) > 1 else ""),
         host="" if best is None else shown_name(best.target.to_text(omit_final_dot=True)),
         port=0 if best is None else best.port,

@@ -65,7 +65,7 @@ WILDCARDS: Final = frozenset({"", "0.0.0.0", "::", "*"})  # noqa: S104  (read fr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Announcement:
-    said: TxtRecord
+    record: TxtRecord
     port: int
     listens: tuple[str, ...] = ("0.0.0.0",)  # noqa: S104  (see WILDCARDS)
     """The addresses that this daemon listens on: only there it is announced. A wildcard means all interfaces."""
@@ -92,7 +92,7 @@ class Mdns:
         self._now_ms = now_ms
         self._monotonic_ms = monotonic_ms
         self._look_again_s = look_again_s
-        self._hearing = _Hearing()
+        self._services = _ServiceQueue()
         self._own: AsyncServiceInfo | None = None
         self._loopback = False
         self.failure: str | None = "not started"
@@ -127,7 +127,7 @@ class Mdns:
         if not joined:
             raise OSError("none of the interfaces has an address to send from")
         self._loopback = any(address.is_loopback for address in addresses)
-        self._hearing = _Hearing()
+        self._services = _ServiceQueue()
         network = AsyncZeroconf(interfaces=joined)
         browser = AsyncServiceBrowser(network.zeroconf, [SERVICE_TYPE], handlers=[self._changed])
         try:
@@ -151,11 +151,11 @@ class Mdns:
     async def _look_again(self, network: Zeroconf, addresses: Sequence[Address]) -> None:
         while True:
             await asyncio.sleep(self._look_again_s)
-            for name in tuple(self._hearing.told):
+            for name in tuple(self._services.answered):
                 info = _service_named(name)
                 # Only services whose records have run out are asked.
                 if info is not None and not info.load_from_cache(network):
-                    self._hearing.to_be_asked(name)
+                    self._services.add(name)
             if await asyncio.to_thread(addresses_of, self._interfaces) != addresses:
                 raise _Moved
 
@@ -178,16 +178,16 @@ class Mdns:
     def _changed(self, *, zeroconf: Zeroconf, name: str, state_change: ServiceStateChange, **_: object) -> None:
         """Called by zeroconf's browser, on our loop."""
         if state_change.name == "Removed":
-            self._hearing.gone(name)
-            self._candidates.gone(_group(name))
+            self._services.forget(name)
+            self._candidates.remove(_group(name))
             return
         self._read_now(zeroconf, name)
-        if state_change.name == "Updated" and self._hearing.settles(name):
-            asyncio.get_running_loop().call_later(SETTLE_S, self._settled, zeroconf, self._hearing, name)
+        if state_change.name == "Updated" and self._services.begin_settling(name):
+            asyncio.get_running_loop().call_later(SETTLE_S, self._settled, zeroconf, self._services, name)
 
-    def _settled(self, network: Zeroconf, hearing: _Hearing, name: str) -> None:
-        hearing.settling.discard(name)
-        if hearing is self._hearing and name in hearing.told:
+    def _settled(self, network: Zeroconf, services: _ServiceQueue, name: str) -> None:
+        services.settling.discard(name)
+        if services is self._services and name in services.answered:
             self._read_now(network, name)
 
     def _read_now(self, network: Zeroconf, name: str) -> None:
@@ -197,14 +197,14 @@ class Mdns:
         if info.load_from_cache(network):
             self._take(network, info)
         else:
-            self._hearing.to_be_asked(name)
+            self._services.add(name)
 
     async def _ask_on(self, network: Zeroconf) -> None:
         while True:
-            name = await self._hearing.next()
+            name = await self._services.next()
             info = await self._asked(network, name)
             # A service that said goodbye while it was asked is gone.
-            if self._hearing.was_asked(name) and info is not None:
+            if self._services.remove(name) and info is not None:
                 self._take(network, info)
 
     async def _asked(self, network: Zeroconf, name: str) -> AsyncServiceInfo | None:
@@ -225,8 +225,8 @@ class Mdns:
             # One service's malformed announcement must not hide others.
             log.exception("peers.mdns.unread", extra={"service": shown_name(info.name)})
             return
-        self._hearing.has_told(info.name)
-        self._candidates.saw(candidate, group=_group(info.name), until_ms=until_ms)
+        self._services.note_answer(info.name)
+        self._candidates.add(candidate, group=_group(info.name), until_ms=until_ms)
 
     def _holds_ms(self, network: Zeroconf, name: str) -> int:
         """How long a service may be silent before it is gone: the lifetime of its host's record, and one look more."""
@@ -254,52 +254,52 @@ class _Moved(Exception):
     """The machine has other addresses now."""
 
 
-class _Hearing:
+class _ServiceQueue:
     """Services whose address is known, and services that must still be asked. Bounded, so that a flood of names that
     lead nowhere keeps no real service out.
     """
 
     def __init__(self) -> None:
-        self.told: dict[str, None] = {}
+        self.answered: dict[str, None] = {}
         self.settling: set[str] = set()
-        self._asking: set[str] = set()
+        self._pending: set[str] = set()
         self._queue: asyncio.Queue[str] = asyncio.Queue(HEARD_MAX)
 
-    def has_told(self, name: str) -> None:
+    def note_answer(self, name: str) -> None:
         """If there is no room, the service that was silent for longest goes, as among the candidates."""
-        self.told.pop(name, None)
-        self.told[name] = None
-        if len(self.told) > HEARD_MAX:
-            del self.told[next(iter(self.told))]
+        self.answered.pop(name, None)
+        self.answered[name] = None
+        if len(self.answered) > HEARD_MAX:
+            del self.answered[next(iter(self.answered))]
 
-    def settles(self, name: str) -> bool:
+    def begin_settling(self, name: str) -> bool:
         if name in self.settling or len(self.settling) >= HEARD_MAX:
             return False
         self.settling.add(name)
         return True
 
-    def to_be_asked(self, name: str) -> None:
-        if name not in self._asking and not self._queue.full():
-            self._asking.add(name)
+    def add(self, name: str) -> None:
+        if name not in self._pending and not self._queue.full():
+            self._pending.add(name)
             self._queue.put_nowait(name)
 
     async def next(self) -> str:
         while True:
             name = await self._queue.get()
-            if name in self._asking:
+            if name in self._pending:
                 return name
 
-    def was_asked(self, name: str) -> bool:
+    def remove(self, name: str) -> bool:
         """Whether the service is still followed."""
         try:
-            self._asking.remove(name)
+            self._pending.remove(name)
         except KeyError:
             return False
         return True
 
-    def gone(self, name: str) -> None:
-        self.told.pop(name, None)
-        self._asking.discard(name)
+    def forget(self, name: str) -> None:
+        self.answered.pop(name, None)
+        self._pending.discard(name)
 
 
 def _load() -> type[Exception]:
@@ -332,12 +332,12 @@ def _joined(addresses: Sequence[Address], wanted: Sequence[str]) -> list[str]:
 def _service(name: str, ours: Announcement, addresses: Sequence[Address]) -> AsyncServiceInfo:
     from zeroconf.asyncio import AsyncServiceInfo  # noqa: PLC0415  (loaded by now)
 
-    tail = ours.said.instance_id[-12:]
+    tail = ours.record.instance_id[-12:]
     return AsyncServiceInfo(
         SERVICE_TYPE,
         f"{_label(name, tail)}.{SERVICE_TYPE}",
         port=ours.port,
-        properties=encode_txt(ours.said),
+        properties=encode_txt(ours.record),
         server=f"{ours.host}." if ours.host else f"covenant-{tail}.local.",
         parsed_addresses=[str(each) for each in addresses[:ADDRESSES_MAX]],
     )
@@ -351,16 +351,16 @@ def _label(name: str, tail: str) -> str:
 
 
 def _candidate(info: AsyncServiceInfo, *, loopback: bool, now_ms: int) -> Candidate:
-    said = decode_txt(info.text or b"")
+    record = decode_txt(info.text or b"")
     server = (info.server or "").removesuffix(".")
     place, note = _place(server, info.parsed_addresses(), loopback=loopback)
-    url, wrong = "", said.malformed
+    url, wrong = "", record.malformed
     if place is not None:
         try:
-            url = root_of(f"{'https' if said.tls else 'http'}://{place}:{info.port}")
+            url = root_of(f"{'https' if record.tls else 'http'}://{place}:{info.port}")
         except InvalidUrl as error:
             wrong = wrong or str(error)
-    return said.candidate(
+    return record.candidate(
         source="mdns",
         url=url,
         wrong=wrong,

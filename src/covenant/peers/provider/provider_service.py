@@ -142,20 +142,18 @@ class Provider(PeerService):
             price=self._prices.get(name, msgspec.UNSET),
         )
 
-    # What is heard
-
-    async def hear(self, incoming: IncomingMessage) -> ReceivedFromPeer:
+    async def receive(self, incoming: IncomingMessage) -> ReceivedFromPeer:
         match incoming.message:
             case DelegationOffer() as offer:
-                return await self._hear_offer(incoming, offer)
+                return await self._receive_offer(incoming, offer)
             case DelegationCancel() as cancel:
-                return await self._hear_cancel(incoming, cancel)
+                return await self._receive_cancel(incoming, cancel)
             case DelegationInput() as answer:
-                return await self._hear_answer(incoming, answer)
+                return await self._receive_answer(incoming, answer)
             case other:
                 raise Invalid("type_not_supported", f"a provider is not sent a {wire.type_of(other)}")
 
-    async def _hear_offer(self, incoming: IncomingMessage, offer: DelegationOffer) -> ReceivedFromPeer:
+    async def _receive_offer(self, incoming: IncomingMessage, offer: DelegationOffer) -> ReceivedFromPeer:
         key = DelegationKey(DelegationRole.PROVIDER, incoming.peer.id, offer.offer_id)
         known = await self._ledger.delegation(key)
         if known is not None:
@@ -165,14 +163,14 @@ class Provider(PeerService):
                 raise OfferRejected("expired", WITHDRAWN)
             agent = self._catalogue.agent(incoming.peer.tenant, offer.profile)
             terms = await self._judge(incoming, offer, self._profile(incoming.peer, agent))
-            heard = await self._accept(incoming, offer, agent, terms)
+            received = await self._accept(incoming, offer, agent, terms)
         except OfferRejected as rejected:
             return await self._reject(incoming, offer, rejected)
         except Refusal as refusal:
             if (code := _REFUSED.get(refusal.code)) is None:
                 raise
             return await self._reject(incoming, offer, OfferRejected(code, refusal.message, refusal.retry_after_ms))
-        if heard.known:
+        if received.known:
             forgotten = reject_message(offer, OfferRejected("expired", FORGOTTEN))
             reject = await redact_aside(forgotten, self._settings.redaction, key)
             await self._ledger.commit(
@@ -181,12 +179,12 @@ class Provider(PeerService):
                     begin=_begin(incoming.peer, offer),
                     happenings=("offer", "reject"),
                     changes=_why(reject),
-                    said=(outgoing(reject.message),),
+                    messages=(outgoing(reject.message),),
                 )
             )
-        elif heard.moved is not None and heard.moved.changed:
+        elif received.moved is not None and received.moved.changed:
             self._attend(key)
-        return heard
+        return received
 
     async def _judge(self, incoming: IncomingMessage, offer: DelegationOffer, profile: Profile | None) -> AgreedTerms:
         ledger, peer, now_ms = self._ledger, incoming.peer, self._now_ms()
@@ -237,7 +235,7 @@ class Provider(PeerService):
                 by=incoming.peer.agent,
                 begin=begin,
                 happenings=("offer", "accept"),
-                said=(outgoing(accept_message(begin)),),
+                messages=(outgoing(accept_message(begin)),),
                 accept=Accept(task=task, digest=digest, starter=starter, body_bytes=size),
             ),
         )
@@ -255,7 +253,7 @@ class Provider(PeerService):
                 begin=begin,
                 happenings=("offer", "reject"),
                 changes=_why(reject),
-                said=(outgoing(reject.message),),
+                messages=(outgoing(reject.message),),
             )
         )
 
@@ -274,27 +272,27 @@ class Provider(PeerService):
         budget, timeout_ms = min(known.budget, offer.max_token_budget), min(known.timeout_ms, offer.timeout)
         known = msgspec.structs.replace(known, budget=budget, timeout_ms=timeout_ms)
         if rejected is None and not known.ended:
-            heard = await self._ledger.commit(
+            received = await self._ledger.commit(
                 ReceiveFromPeer(
                     envelope=envelope,
                     key=known.key,
                     happenings=("offer",),
                     changes=DelegationChanges(offer=offer, budget=budget, timeout_ms=timeout_ms),
-                    said=(outgoing(accept_message(known)),),
+                    messages=(outgoing(accept_message(known)),),
                 )
             )
-            if restored and heard.moved is not None and heard.moved.delegation.ended:
+            if restored and received.moved is not None and received.moved.delegation.ended:
                 self._tell_again(known, offer)  # its result was sent meanwhile, with a proof for the offer before
             else:
                 self._attend(known.key)
-            return heard
-        heard = await self._ledger.commit(ReceiveFromPeer(envelope=envelope, key=known.key))
-        if rejected is not None and (restored or envelope.seq is None or envelope.seq > known.heard):
+            return received
+        received = await self._ledger.commit(ReceiveFromPeer(envelope=envelope, key=known.key))
+        if rejected is not None and (restored or envelope.seq is None or envelope.seq > known.received_seq):
             reject = await redact_aside(reject_message(offer, rejected), self._settings.redaction, known.key)
-            await self._ledger.commit(SendToPeer(key=known.key, said=(outgoing(reject.message),)))
+            await self._ledger.commit(SendToPeer(key=known.key, messages=(outgoing(reject.message),)))
         elif rejected is None and restored:
             self._tell_again(known, offer)
-        return heard
+        return received
 
     async def _rejection(self, peer: Peer, offer: DelegationOffer, known: Delegation) -> OfferRejected | None:
         """Why an offer whose id is known is not answered as before: it was rejected, or is about other work."""
@@ -309,31 +307,32 @@ class Provider(PeerService):
             return OfferRejected("invalid", "an offer of this id was for other work, or this one is not signed by you")
         return None
 
-    async def _hear_cancel(self, incoming: IncomingMessage, cancel: DelegationCancel) -> ReceivedFromPeer:
+    async def _receive_cancel(self, incoming: IncomingMessage, cancel: DelegationCancel) -> ReceivedFromPeer:
         key = DelegationKey(DelegationRole.PROVIDER, incoming.peer.id, cancel.offer_id)
         if await self._ledger.delegation(key) is None:
             return await self._refuse_withdrawn(incoming, key)
-        heard = await self._ledger.commit(ReceiveFromPeer(envelope=incoming.envelope, key=key, happenings=("cancel",)))
-        delegation = heard.moved.delegation if heard.moved is not None else None
+        cancels = ReceiveFromPeer(envelope=incoming.envelope, key=key, happenings=("cancel",))
+        received = await self._ledger.commit(cancels)
+        delegation = received.moved.delegation if received.moved is not None else None
         if delegation is not None and delegation.state is CANCELLING:
             reason = cancel.reason or "cancelled by the peer"
             # The reporter sees the task end and sends the result. After a crash, the next reporter cancels the task.
             with suppress(NotFound):
                 await self._ledger.commit(Cancel(task_id=delegation.task_id, by=incoming.peer.agent, reason=reason))
             self._attend(key)
-        return heard
+        return received
 
-    async def _hear_answer(self, incoming: IncomingMessage, answer: DelegationInput) -> ReceivedFromPeer:
+    async def _receive_answer(self, incoming: IncomingMessage, answer: DelegationInput) -> ReceivedFromPeer:
         """The answer is stored with the delegation first. After a crash, the next run hands it to the task."""
         key = DelegationKey(DelegationRole.PROVIDER, incoming.peer.id, answer.offer_id)
         known = await self._ledger.delegation(key)
         changes = DelegationChanges(answer=answer) if known is not None and not known.ended else DelegationChanges()
-        heard = await self._ledger.commit(ReceiveFromPeer(envelope=incoming.envelope, key=key, changes=changes))
-        delegation = heard.moved.delegation if heard.moved is not None and heard.moved.changed else None
+        received = await self._ledger.commit(ReceiveFromPeer(envelope=incoming.envelope, key=key, changes=changes))
+        delegation = received.moved.delegation if received.moved is not None and received.moved.changed else None
         if delegation is not None and delegation.answer is not None:
             await TaskReporter(self._context, key, self._used).take_answer(delegation)
             self._attend(key)
-        return heard
+        return received
 
     async def _refuse_withdrawn(self, incoming: IncomingMessage, key: DelegationKey) -> ReceivedFromPeer:
         """A cancel came before its offer. Tells the requester that the work was not begun and never will be."""
@@ -357,7 +356,7 @@ class Provider(PeerService):
                 begin=begin,
                 happenings=("offer", "reject"),
                 changes=DelegationChanges(code=reject.code, reason=reject.reason),
-                said=(outgoing(reject),),
+                messages=(outgoing(reject),),
             )
         )
 
@@ -496,5 +495,5 @@ def _digest(peer: Peer, offer: DelegationOffer) -> str:
 
 def _why(reject: Redacted[DelegationReject]) -> DelegationChanges:
     """Keeps the text of the reject, so that a repeated offer gets the same answer."""
-    told = reject.message
-    return DelegationChanges(code=told.code, reason=told.reason, retry_after_ms=told.retry_after, redacted=reject.found)
+    sent = reject.message
+    return DelegationChanges(code=sent.code, reason=sent.reason, retry_after_ms=sent.retry_after, redacted=reject.found)

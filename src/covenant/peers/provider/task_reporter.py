@@ -219,7 +219,7 @@ class TaskReporter(PeerService):
                 redacted=delegation.redacted + cleared.found,
             ),
             # A message on its way must not be replaced: its acknowledgement would count for the newer message, too.
-            said=(outgoing(report, latest=self._in_flight(delegation.key) < delegation.said),),
+            messages=(outgoing(report, latest=self._in_flight(delegation.key) < delegation.sent_seq),),
         )
         # A cancel, or another identity of the peer, may have come in between; then the next report says so.
         with suppress(Conflict, NotFound):
@@ -262,7 +262,7 @@ class TaskReporter(PeerService):
                 key=delegation.key,
                 happenings=(f"result_{result.status}",),
                 changes=changes,
-                said=(conclusion.message,),
+                messages=(conclusion.message,),
                 about=delegation.offer,
             )
         )
@@ -271,7 +271,7 @@ class TaskReporter(PeerService):
         """Send the result of a task that has ended once more. `delegation` has the offer, which the ledger dropped."""
         await self._read(delegation.task_id)
         built = await self._concluded(delegation)
-        await self._ledger.commit(SendToPeer(key=delegation.key, said=(accept, built.message)))
+        await self._ledger.commit(SendToPeer(key=delegation.key, messages=(accept, built.message)))
 
     async def _concluded(self, delegation: Delegation) -> BuiltResult:
         view = self._folder.view()

@@ -97,7 +97,7 @@ class DelegationSweep(PeerService):
                 outcome = await self._requester.task_outcome(delegation)
                 moved = outcome is not None and settled_as(delegation.state, outcome) is not delegation.state
                 changes = DelegationChanges(result=None, settled=True)
-                await self._requester.tell(delegation, *((f"task_{outcome}",) if moved else ()), changes=changes)
+                await self._requester.commit(delegation, *((f"task_{outcome}",) if moved else ()), changes=changes)
 
     async def _look_at(self, delegation: Delegation, now_ms: int) -> bool:
         settings, state = self._settings, delegation.state
@@ -112,7 +112,7 @@ class DelegationSweep(PeerService):
             if away and self._placement.elsewhere(delegation):
                 changes = DelegationChanges(code=OFFLINE, reason="the peer cannot be reached, and another one can")
                 message = cancel_message(delegation, "offered to another peer")
-                await self._requester.tell(delegation, "reject", changes=changes, message=message)
+                await self._requester.commit(delegation, "reject", changes=changes, message=message)
                 return True
         if self._ledger.clock.is_paused():
             # The wall clock was set just now: no delegation is given up by it.
@@ -121,7 +121,7 @@ class DelegationSweep(PeerService):
         agreed_ms = delegation.timeout_ms + GRACE_MS
         if state in (ACCEPTED, RUNNING) and age_ms(delegation.accepted_at_ms or now_ms) >= agreed_ms:
             changes = DelegationChanges(code="timeout", reason="the provider did not answer in the agreed time")
-            await self._requester.tell(
+            await self._requester.commit(
                 delegation, "timeout", changes=changes, message=cancel_message(delegation, "timed out")
             )
             return True
@@ -130,7 +130,7 @@ class DelegationSweep(PeerService):
         silence_ms = max(settings.silence_ms, SILENT_INTERVALS * delegation.status_interval_ms)
         if state in (OFFERED, ACCEPTED, RUNNING) and silent_ms >= silence_ms:
             reason = f"no message came for {silent_ms // 1000} s"
-            await self._requester.tell(delegation, "silence", changes=DelegationChanges(reason=reason))
+            await self._requester.commit(delegation, "silence", changes=DelegationChanges(reason=reason))
             log.warning("peer.lost", extra={"peer": delegation.peer, "offer_id": delegation.offer_id})
             return True
         # Nobody waits for a delegation that is being canceled: it ends, and its provider still gets the cancel.
@@ -160,4 +160,4 @@ class DelegationSweep(PeerService):
         cancel = cancel_message(delegation, "it is still cancelled")
         again = cancel if delegation.state is CANCELLING else delegation.offer
         log.warning("peer.resumed", extra={"peer": peer.id, "offer_id": delegation.offer_id})
-        await self._requester.tell(delegation, changes=changes, message=again)
+        await self._requester.commit(delegation, changes=changes, message=again)

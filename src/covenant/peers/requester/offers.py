@@ -218,7 +218,7 @@ LIGHT_BYTES: Final = 32 * 1024
 log = logging.getLogger(__name__)
 
 
-class Why(NamedTuple):
+class Breach(NamedTuple):
     code: str
     reason: str
     overspent: bool = False
@@ -242,14 +242,14 @@ def check_accept(
         status_seq=delegation.status_seq,
     )
     if not over:
-        return _hear(incoming, delegation, ("accept",), changes)
+        return _command(incoming, delegation, ("accept",), changes)
     reason = "the provider would take more than was offered"
-    return _stop(incoming, delegation, "accept", changes, Why(TERMS_EXCEEDED, reason))
+    return _stop(incoming, delegation, "accept", changes, Breach(TERMS_EXCEEDED, reason))
 
 
 def check_status(incoming: IncomingMessage, delegation: Delegation, report: StatusReport) -> ReceiveFromPeer:
     if report.seq <= delegation.status_seq:
-        return _hear(incoming, delegation, ("status",), DelegationChanges())
+        return _command(incoming, delegation, ("status",), DelegationChanges())
     changes = DelegationChanges(
         delegation_id=delegation.delegation_id or report.delegation_id,
         status_seq=report.seq,
@@ -260,9 +260,9 @@ def check_status(incoming: IncomingMessage, delegation: Delegation, report: Stat
         question=_asked(delegation, report),
     )
     if report.token_usage.total <= delegation.budget or delegation.overspent:
-        return _hear(incoming, delegation, ("status",), changes)
+        return _command(incoming, delegation, ("status",), changes)
     reason = f"{report.token_usage.total} tokens were used, and {delegation.budget} were agreed"
-    return _stop(incoming, delegation, "status", changes, Why(BUDGET_EXCEEDED, reason, overspent=True))
+    return _stop(incoming, delegation, "status", changes, Breach(BUDGET_EXCEEDED, reason, overspent=True))
 
 
 def _asked(delegation: Delegation, report: StatusReport) -> DelegationQuestion | None:
@@ -330,7 +330,7 @@ async def check_result(
     # Work that we canceled for breaking the terms has failed, though the provider calls it cancelled.
     at_fault = broken or overspent or (delegation.code is not None and result.status == "cancelled")
     outcome = task or ("failed" if at_fault else result.status)
-    return _hear(incoming, delegation, (f"result_{outcome}",), changes)
+    return _command(incoming, delegation, (f"result_{outcome}",), changes)
 
 
 async def _broken(delegation: Delegation, peer: Peer, result: DelegationResult, us: InstanceKeys) -> tuple[str, ...]:
@@ -355,12 +355,12 @@ async def _broken(delegation: Delegation, peer: Peer, result: DelegationResult, 
     return tuple(dict.fromkeys(broken))
 
 
-def _used(delegation: Delegation, said: TokenUsage) -> TokenUsage:
+def _used(delegation: Delegation, reported: TokenUsage) -> TokenUsage:
     """Usage never falls: tokens that a provider once reported stay counted."""
-    return max(said, delegation.usage, key=lambda each: each.total)
+    return max(reported, delegation.usage, key=lambda each: each.total)
 
 
-def _hear(
+def _command(
     incoming: IncomingMessage,
     delegation: Delegation,
     happenings: tuple[str, ...],
@@ -372,7 +372,7 @@ def _hear(
         key=delegation.key,
         happenings=happenings,
         changes=changes,
-        said=(outgoing(message),) if message is not None else (),
+        messages=(outgoing(message),) if message is not None else (),
     )
 
 
@@ -384,18 +384,18 @@ def check_reject(
     over = reject.code == "expired" and deadline_ms is not None and deadline_ms <= now_ms
     # An expired offer counts as timed out, whichever side noticed first.
     happening = "timeout" if over and delegation.state is not CANCELLING else "reject"
-    return _hear(incoming, delegation, (happening,), why if delegation.code is None else DelegationChanges())
+    return _command(incoming, delegation, (happening,), why if delegation.code is None else DelegationChanges())
 
 
 def _stop(
-    incoming: IncomingMessage, delegation: Delegation, heard: str, changes: DelegationChanges, why: Why
+    incoming: IncomingMessage, delegation: Delegation, happening: str, changes: DelegationChanges, why: Breach
 ) -> ReceiveFromPeer:
     """The provider broke the terms: records why, and cancels the delegation."""
     changes = msgspec.structs.replace(changes, code=why.code, reason=why.reason, overspent=why.overspent)
     if delegation.state is CANCELLING:
-        return _hear(incoming, delegation, (heard,), changes)
-    return _hear(
-        incoming, delegation, (heard, "cancel"), changes, cancel_message(delegation, f"{why.code}: {why.reason}")
+        return _command(incoming, delegation, (happening,), changes)
+    return _command(
+        incoming, delegation, (happening, "cancel"), changes, cancel_message(delegation, f"{why.code}: {why.reason}")
     )
 
 

@@ -44,7 +44,7 @@ class _Lane:
     def __init__(self) -> None:
         self.held: set[TaskId] = set()
         self.most = 1
-        self.said_at_ms = 0
+        self.shown_at_ms = 0
         """When the peer last reported its free slots."""
         self.closed_until_ms = 0
         self.grows_at_ms = 0
@@ -154,11 +154,11 @@ class OfferPlacement(PeerService):
 
     def _lane(self, peer: Peer) -> _Lane:
         lane = self._lanes.setdefault(peer.id, _Lane())
-        said: PeerCapabilities | None = peer.capabilities
-        if said is not None and said.issued_at_ms > lane.said_at_ms:
-            lane.said_at_ms = said.issued_at_ms
+        shown: PeerCapabilities | None = peer.capabilities
+        if shown is not None and shown.issued_at_ms > lane.shown_at_ms:
+            lane.shown_at_ms = shown.issued_at_ms
             # The free slots that a peer reports do not include those that our delegations hold.
-            lane.most = max(1, said.free_slots + len(lane.held))
+            lane.most = max(1, shown.free_slots + len(lane.held))
         return lane
 
     # What the peer answered
@@ -174,7 +174,6 @@ class OfferPlacement(PeerService):
             self.wake()
 
     def refuse(self, peer: InstanceId, task_id: TaskId) -> None:
-        """The peer refuses this task."""
         lane = self._lanes.setdefault(peer, _Lane())
         if len(lane.refused) >= REFUSED_MAX:
             lane.refused.clear()
@@ -225,5 +224,5 @@ def _offers(peer: Peer, profile: str) -> bool:
 
 def _price(peer: Peer, profile: str) -> float:
     offered = peer.capabilities.profiles if peer.capabilities is not None else ()
-    said = (each.price for each in offered if each.name == profile and isinstance(each.price, int))
-    return next(said, math.inf)
+    prices = (each.price for each in offered if each.name == profile and isinstance(each.price, int))
+    return next(prices, math.inf)

@@ -164,7 +164,7 @@ class Requester(PeerService):
                 key=begin.key,
                 begin=begin,
                 happenings=("offer",),
-                said=(outgoing(made.message),),
+                messages=(outgoing(made.message),),
                 replaces=before.key if before is not None else None,
             )
         )
@@ -190,7 +190,7 @@ class Requester(PeerService):
         if delegation.state is not LOST or delegation.offer is None:
             raise Conflict("not_lost", f"this delegation is {delegation.state.value}; only a lost one is offered again")
         return (
-            await self.tell(
+            await self.commit(
                 delegation, "offer", changes=DelegationChanges(code=None, reason=None), message=delegation.offer, by=by
             )
         ).delegation
@@ -226,7 +226,7 @@ class Requester(PeerService):
             raise unknown_delegation(task_id)
         return delegation
 
-    async def tell(
+    async def commit(
         self,
         delegation: Delegation,
         *happenings: str,
@@ -244,7 +244,7 @@ class Requester(PeerService):
                 key=delegation.key,
                 happenings=happenings,
                 changes=changes,
-                said=(outgoing(message),) if message is not None else (),
+                messages=(outgoing(message),) if message is not None else (),
                 by=by,
                 withdraws=isinstance(message, DelegationCancel),
                 unsent_since_ms=self._unsent_since_ms(delegation),
@@ -271,13 +271,13 @@ class Requester(PeerService):
         delegation = await self.known(task_id)
         if delegation.ended or delegation.state is CANCELLING:
             return delegation
-        return (await self.tell(delegation, "cancel", message=cancel_message(delegation, reason))).delegation
+        return (await self.commit(delegation, "cancel", message=cancel_message(delegation, reason))).delegation
 
     async def note_asked(self, delegation: Delegation) -> None:
         """Note which question the task is about to ask its sender."""
         assert delegation.question is not None
         if delegation.asked != delegation.question.number:
-            await self.tell(delegation, changes=DelegationChanges(asked=delegation.question.number))
+            await self.commit(delegation, changes=DelegationChanges(asked=delegation.question.number))
 
     async def answer(self, task_id: TaskId, turn: int, parts: tuple[Content, ...]) -> bool:
         """Send the provider the answer to its question, once for a turn of the task.
@@ -302,14 +302,14 @@ class Requester(PeerService):
         changes = DelegationChanges(
             question=None, message=None, answered=question.number, answered_turn=turn, doubted=0
         )
-        await self.tell(delegation, changes=changes, message=message)
+        await self.commit(delegation, changes=changes, message=message)
         return True
 
     async def give_up(self, delegation: Delegation, reason: str, by: AgentId | None = None) -> Delegation:
         code = delegation.code if delegation.state is CANCELLING and delegation.code else PROVIDER_LOST
         changes = DelegationChanges(code=code, reason=reason[:500])
         cancel = cancel_message(delegation, reason) if delegation.state is LOST else None
-        return (await self.tell(delegation, "force_error", changes=changes, message=cancel, by=by)).delegation
+        return (await self.commit(delegation, "force_error", changes=changes, message=cancel, by=by)).delegation
 
     async def shown(self, delegation: Delegation) -> Delegation:
         """The delegation with the status of its task here."""
@@ -380,9 +380,7 @@ class Requester(PeerService):
             if seen is None or seen.peer == peer_id or self._ledger.peer(seen.peer) is None:
                 follower.moved.set()
 
-    # What is heard
-
-    async def hear(self, incoming: IncomingMessage) -> ReceivedFromPeer:
+    async def receive(self, incoming: IncomingMessage) -> ReceivedFromPeer:
         message = incoming.message
         if not isinstance(message, DelegationAccept | DelegationReject | StatusReport | DelegationResult):
             raise Invalid("type_not_supported", f"a requester is not sent a {wire.type_of(message)}")
@@ -394,22 +392,26 @@ class Requester(PeerService):
             delegation.peer_epoch,
             delegation.epoch,
         )
-        if delegation is None or delegation.ended or (in_step and seq is not None and seq != delegation.heard + 1):
-            heard = await self._ledger.commit(ReceiveFromPeer(envelope=envelope, key=key))
+        if (
+            delegation is None
+            or delegation.ended
+            or (in_step and seq is not None and seq != delegation.received_seq + 1)
+        ):
+            received = await self._ledger.commit(ReceiveFromPeer(envelope=envelope, key=key))
             await self._remind(incoming, key, delegation)
-            return heard
-        hear = await self._heard(incoming, delegation, message)
+            return received
+        command = await self._receive_command(incoming, delegation, message)
         try:
-            heard = await self._ledger.commit(hear)
-            if heard.moved is not None:
-                self.note(heard.moved.delegation)
-            return heard
+            received = await self._ledger.commit(command)
+            if received.moved is not None:
+                self.note(received.moved.delegation)
+            return received
         except Conflict as conflict:
             if conflict.code != "illegal_move":
                 raise
             # A message out of turn, such as a reject after an accept, is recorded as received and changes nothing.
             log.warning(
-                "peer.out_of_turn", extra={"peer": key.peer, "offer_id": key.offer_id, "typ": hear.envelope.typ}
+                "peer.out_of_turn", extra={"peer": key.peer, "offer_id": key.offer_id, "typ": command.envelope.typ}
             )
             return await self._ledger.commit(ReceiveFromPeer(envelope=incoming.envelope, key=key))
 
@@ -423,9 +425,9 @@ class Requester(PeerService):
                 row: dict[str, object] = {"type": "delegation_forgotten", "peer": key.peer, "offer_id": key.offer_id}
                 await self._ledger.commit(WriteAuditRow(by=self._us, row=row))
         elif delegation.ended and goes_on and incoming.envelope.epoch != delegation.peer_epoch:
-            await self.tell(delegation, message=cancel_message(delegation, "it has ended already"))
+            await self.commit(delegation, message=cancel_message(delegation, "it has ended already"))
 
-    async def _heard(
+    async def _receive_command(
         self,
         incoming: IncomingMessage,
         delegation: Delegation,

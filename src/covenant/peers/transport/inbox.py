@@ -115,7 +115,7 @@ M = TypeVar("M")
 
 
 class DelegationHandler(Protocol):
-    async def hear(self, incoming: IncomingMessage) -> ReceivedFromPeer: ...
+    async def receive(self, incoming: IncomingMessage) -> ReceivedFromPeer: ...
 
 
 class Inbox(PeerService):
@@ -139,20 +139,20 @@ class Inbox(PeerService):
 
     async def receive(self, body: bytes, address: str | None) -> wire.Received:
         """Processes an envelope; answers once that is durable. Raises a `Refusal` that the sender may see."""
-        received, certified = await self._hear(body, address, _decode_message, self._received)
+        received, certified = await self._receive(body, address, _decode_message, self._received)
         sender = self._keyring.sender(certified=certified, now_ms=self._now_ms())
         certificate = sender.certificate or msgspec.UNSET
         return msgspec.structs.replace(received, receipt=receipt(sender, body), certificate=certificate)
 
     async def poll(self, body: bytes, address: str | None) -> wire.Polled:
         """Answers a poll with the messages that wait for the sender. Waits for one as long as the poll asks for."""
-        return (await self._hear(body, address, _decode_poll, self._poll_server.answer))[0]
+        return (await self._receive(body, address, _decode_poll, self._poll_server.answer))[0]
 
     async def take(self, body: bytes, *, relayed: bool = False) -> TakenEnvelope:
         """Processes an envelope that we fetched ourselves. We chose the pace, so no rate limit applies."""
         life_ms_max = RELAYED_LIFE_MS_MAX if relayed else ENVELOPE_LIFE_MS_MAX
-        heard = await self._hear(body, None, _decode_message, self._took, metered=False, life_ms_max=life_ms_max)
-        return heard[0]
+        answered = await self._receive(body, None, _decode_message, self._took, metered=False, life_ms_max=life_ms_max)
+        return answered[0]
 
     async def note_withdrawn(self, bodies: Sequence[bytes]) -> None:
         """Notes which of these offers from the relay are canceled by a later envelope: such an offer is not begun."""
@@ -206,7 +206,7 @@ class Inbox(PeerService):
     async def introduced(self, body: bytes, address: str | None) -> wire.Received:
         """An instance shows its present and former identities. The proofs are in it, so it needs no envelope."""
         try:
-            return await self._directory.hear_introduction(body)
+            return await self._directory.receive_introduction(body)
         except Refusal as refusal:
             await self._refusals.note(refusal.code, refusal.message, address, None)
             raise
@@ -224,7 +224,7 @@ class Inbox(PeerService):
         """Ends all polls that wait, and every later one at once. Their messages stay in the outbox."""
         self._poll_server.close()
 
-    async def _hear(
+    async def _receive(
         self,
         body: bytes,
         address: str | None,
@@ -257,7 +257,7 @@ class Inbox(PeerService):
             except Conflict as conflict:
                 if conflict.code == "out_of_order" and metered:
                     # It goes on after numbers that we signed for. What we fetch ourselves may have got lost at a relay.
-                    await self._directory.note_forgotten(peer, heard=header.seq)
+                    await self._directory.note_forgotten(peer, received=header.seq)
                 raise
             return acted, header.cert is not None
         except EnvelopeRefused as refused:
@@ -327,16 +327,16 @@ class Inbox(PeerService):
 
     async def _received(self, peer: Peer, envelope: ReceivedEnvelope, message: Message) -> wire.Received:
         if isinstance(message, wire.DeliveryAcks):
-            await self._hear_acks(peer, envelope, message)
+            await self._receive_acks(peer, envelope, message)
             return wire.Received(status="accepted")
-        reply, heard = await self._dispatch(IncomingMessage(peer, envelope, message))
+        reply, received = await self._dispatch(IncomingMessage(peer, envelope, message))
         if reply is not None:
             return wire.Received(status="accepted", envelope=msgspec.Raw(reply))
-        return wire.Received(status="accepted", duplicate=heard.known or heard.repeated)
+        return wire.Received(status="accepted", duplicate=received.known or received.repeated)
 
     async def _took(self, peer: Peer, envelope: ReceivedEnvelope, message: Message) -> TakenEnvelope:
         if isinstance(message, wire.DeliveryAcks):
-            await self._hear_acks(peer, envelope, message)
+            await self._receive_acks(peer, envelope, message)
             return TakenEnvelope(peer.id)
         reply, _ = await self._dispatch(IncomingMessage(peer, envelope, message))
         if isinstance(message, CapabilityQuery | CapabilityResponse):
@@ -345,7 +345,7 @@ class Inbox(PeerService):
         said_by = DelegationRole.REQUESTER if envelope.typ in wire.REQUESTER_SENDS else DelegationRole.PROVIDER
         return TakenEnvelope(peer.id, ack=wire.Ack(role=said_by, offer_id=message.offer_id, seq=envelope.seq))
 
-    async def _hear_acks(self, peer: Peer, envelope: ReceivedEnvelope, message: wire.DeliveryAcks) -> None:
+    async def _receive_acks(self, peer: Peer, envelope: ReceivedEnvelope, message: wire.DeliveryAcks) -> None:
         if envelope.seq is not None:
             raise Invalid("invalid_seq", "a message that belongs to no delegation has no number")
         await self._ledger.commit(ReceiveFromPeer(envelope=envelope))
@@ -357,22 +357,22 @@ class Inbox(PeerService):
             if envelope.seq is not None:
                 raise Invalid("invalid_seq", "a message that belongs to no delegation has no number")
             if isinstance(message, CapabilityQuery):
-                return await self._directory.hear_query(peer, envelope, message), ReceivedFromPeer()
-            await self._directory.hear_response(peer, envelope, message)
+                return await self._directory.receive_query(peer, envelope, message), ReceivedFromPeer()
+            await self._directory.receive_response(peer, envelope, message)
             return None, ReceivedFromPeer()
         if envelope.seq is None:
             raise Invalid("invalid_seq", "a message about a delegation needs a number, from 1")
         ours = DelegationRole.PROVIDER if envelope.typ in wire.REQUESTER_SENDS else DelegationRole.REQUESTER
         key = DelegationKey(ours, peer.id, message.offer_id)
         await self._check_trust(incoming, key)
-        hearing = self._provider if ours is DelegationRole.PROVIDER else self._requester
+        handler = self._provider if ours is DelegationRole.PROVIDER else self._requester
         try:
-            return None, await hearing.hear(incoming)
+            return None, await handler.receive(incoming)
         except Refusal as refusal:
             if refusal.code != "out_of_order":
                 raise
             record = await self._ledger.delegation(key)
-            raise wire.OutOfOrder(record.heard + 1 if record is not None else 1) from None
+            raise wire.OutOfOrder(record.received_seq + 1 if record is not None else 1) from None
 
     async def _check_trust(self, incoming: IncomingMessage, key: DelegationKey) -> None:
         """An unverified peer may send offers, which a message rejects, and messages about known delegations."""

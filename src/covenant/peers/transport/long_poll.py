@@ -52,7 +52,7 @@ ASIDE_MIN: Final = 8
 ASIDE_BYTES: Final = 64 * 1024
 
 
-class _Letter(NamedTuple):
+class _PollMessage(NamedTuple):
     typ: str
     body: bytes
     seq: int | None
@@ -119,12 +119,12 @@ class PollServer(PeerService):
         try:
             while True:
                 woken.clear()
-                letters = await self._letters(peer, poll.max)
+                handed_out = await self._poll_messages(peer, poll.max)
                 relayed = await self._relay.waiting(peer, poll.max) if poll.relay is not None else ()
-                if letters or relayed:
+                if handed_out or relayed:
                     # The messages may not be on disk yet, and must not leave before they are.
                     await self._ledger.durable()
-                    sealed = await self._sealed(peer, letters, prekey)
+                    sealed = await self._sealed(peer, handed_out, prekey)
                     return Polled(envelopes=sealed, relayed=tuple(relayed))
                 left_s = until - loop.time()
                 if self._closed or left_s <= 0 or self._waiting.get(peer) is not woken:
@@ -134,19 +134,19 @@ class PollServer(PeerService):
             if self._waiting.get(peer) is woken:
                 del self._waiting[peer]
 
-    async def _letters(self, peer_id: InstanceId, most: int) -> Sequence[_Letter]:
+    async def _poll_messages(self, peer_id: InstanceId, most: int) -> Sequence[_PollMessage]:
         peer = self._ledger.peer(peer_id)
         if peer is None or peer.denied:
             return ()
         query = self._directory.pending_query(peer)
-        letters = [] if query is None else [_Letter(wire.type_of(query), wire.encode(query), None)]
+        handed_out = [] if query is None else [_PollMessage(wire.type_of(query), wire.encode(query), None)]
         before = self._handed.pop(peer_id, {})
-        messages = await self._fitting(peer_id, most - len(letters), before)
+        messages = await self._fitting(peer_id, most - len(handed_out), before)
         if self._context.shared is not None:
             messages = await mark_begun(self._ledger, messages)
         if messages:
             self._handed[peer_id] = {message.delegation: message.seq for message in messages}
-        return letters + [_Letter(message.typ, bytes(message.body), message.seq) for message in messages]
+        return handed_out + [_PollMessage(message.typ, bytes(message.body), message.seq) for message in messages]
 
     async def _fitting(
         self, peer_id: InstanceId, most: int, before: Mapping[DelegationKey, int]
@@ -167,7 +167,9 @@ class PollServer(PeerService):
             fitting.append(message)
         return fitting
 
-    async def _sealed(self, to: InstanceId, letters: Sequence[_Letter], prekey: Prekey) -> tuple[msgspec.Raw, ...]:
+    async def _sealed(
+        self, to: InstanceId, handed_out: Sequence[_PollMessage], prekey: Prekey
+    ) -> tuple[msgspec.Raw, ...]:
         peer = self._ledger.peer(to)
         seal = partial(
             self._keyring.seal,
@@ -179,9 +181,9 @@ class PollServer(PeerService):
         )
 
         def sealing() -> tuple[msgspec.Raw, ...]:
-            return tuple(msgspec.Raw(seal(each.body, typ=each.typ, seq=each.seq)) for each in letters)
+            return tuple(msgspec.Raw(seal(each.body, typ=each.typ, seq=each.seq)) for each in handed_out)
 
-        if len(letters) < ASIDE_MIN and sum(len(each.body) for each in letters) <= ASIDE_BYTES:
+        if len(handed_out) < ASIDE_MIN and sum(len(each.body) for each in handed_out) <= ASIDE_BYTES:
             return sealing()
         return await asyncio.to_thread(sealing)
 

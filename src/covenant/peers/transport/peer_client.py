@@ -102,25 +102,25 @@ class PeerConnections:
         self._guard = guard
         self._trust = trust or TlsTrust()
         self._user_agent = user_agent
-        self._lines: OrderedDict[str, PeerConnection] = OrderedDict()
+        self._connections: OrderedDict[str, PeerConnection] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
 
     def to(self, url: str) -> PeerConnection:
         """Opens nothing yet, and refuses nothing."""
-        line = self._lines.get(url)
-        if line is None:
-            line = self._lines[url] = PeerConnection(url, self._guard, self._trust, self._user_agent)
-            if len(self._lines) > PLACES_MAX:
+        connection = self._connections.get(url)
+        if connection is None:
+            connection = self._connections[url] = PeerConnection(url, self._guard, self._trust, self._user_agent)
+            if len(self._connections) > PLACES_MAX:
                 self._drop_oldest()
-        self._lines.move_to_end(url)
-        return line
+        self._connections.move_to_end(url)
+        return connection
 
     async def close(self) -> None:
-        lines, self._lines = list(self._lines.values()), OrderedDict()
-        await asyncio.gather(*(line.close() for line in lines), *self._closing, return_exceptions=True)
+        closing, self._connections = list(self._connections.values()), OrderedDict()
+        await asyncio.gather(*(connection.close() for connection in closing), *self._closing, return_exceptions=True)
 
     def _drop_oldest(self) -> None:
-        _, oldest = self._lines.popitem(last=False)
+        _, oldest = self._connections.popitem(last=False)
         closing = asyncio.ensure_future(oldest.close())
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
@@ -329,11 +329,11 @@ class EnvelopeSender(PeerService):
             try:
                 envelope = await self._seal(peer, body, typ=typ, seq=seq, fresh=fresh, relayed=relayed)
                 response = await self._connections.to(required(place, peer)).post(path, envelope, timeout_s=timeout_s)
-            except PeerCallFailed as line:
+            except PeerCallFailed as error:
                 if fresh:
                     return failed  # the peer's own refusal says more than this failure to ask for its keys
-                failed = DeliveryFailure(line.code, line.message, whole=True)
-                if line.code == "connection_lost":
+                failed = DeliveryFailure(error.code, error.message, whole=True)
+                if error.code == "connection_lost":
                     continue
                 return failed
             except Refusal as refusal:
@@ -353,8 +353,8 @@ class EnvelopeSender(PeerService):
         try:
             place = required(self._address(peer), peer)
             response = await self._connections.to(place).post(path, envelope, timeout_s=DELIVERY_S)
-        except PeerCallFailed as line:
-            return DeliveryFailure(line.code, line.message, whole=True)
+        except PeerCallFailed as error:
+            return DeliveryFailure(error.code, error.message, whole=True)
         return response.body if response.status == 200 else _failed(response)
 
     def trouble(

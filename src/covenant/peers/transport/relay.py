@@ -48,7 +48,7 @@ _RECIPIENT: Final = re.compile(r"frd1_[a-z2-7]{40}").fullmatch
 log = logging.getLogger(__name__)
 
 
-class KeptEnvelope(NamedTuple):
+class StoredEnvelope(NamedTuple):
     number: int
     until_ms: int
     sender: InstanceId
@@ -66,7 +66,7 @@ class RelayLimits(NamedTuple):
     count_per_peer: int
 
 
-class _Use(NamedTuple):
+class _Usage(NamedTuple):
     envelopes: int
     bytes: int
 
@@ -78,11 +78,11 @@ class RelayStore:
         self._folder = folder
         self._limits = limits
         self._now_ms = now_ms
-        self._kept: dict[InstanceId, OrderedDict[str, KeptEnvelope]] = {}
+        self._kept: dict[InstanceId, OrderedDict[str, StoredEnvelope]] = {}
         self._number = 0
-        self._uses: defaultdict[tuple[str, str], _Use] = defaultdict(lambda: _Use(0, 0))
+        self._uses: defaultdict[tuple[str, str], _Usage] = defaultdict(lambda: _Usage(0, 0))
         """The envelopes and bytes that are kept for each recipient, from each sender, and in all."""
-        self._reserved: dict[tuple[InstanceId, str], KeptEnvelope] = {}
+        self._reserved: dict[tuple[InstanceId, str], StoredEnvelope] = {}
         """Envelopes that are being written, by recipient and name."""
 
     def open(self) -> None:
@@ -92,11 +92,11 @@ class RelayStore:
         for place in sorted(self._folder.iterdir()):
             if not place.is_dir() or _RECIPIENT(place.name) is None:
                 continue
-            found = OrderedDict[str, KeptEnvelope]()
+            found = OrderedDict[str, StoredEnvelope]()
             for file in sorted(place.iterdir()):
                 if (read := _NAME(file.name)) is not None:
                     number, until_ms, sender, name = read.groups()
-                    kept = KeptEnvelope(int(number), int(until_ms), InstanceId(sender), name, file.stat().st_size)
+                    kept = StoredEnvelope(int(number), int(until_ms), InstanceId(sender), name, file.stat().st_size)
                     found[name] = kept
                     self._count(InstanceId(place.name), kept, 1)
                     self._number = max(self._number, kept.number)
@@ -104,7 +104,7 @@ class RelayStore:
                     file.unlink()  # its sender got no acknowledgement for it
             self._kept[InstanceId(place.name)] = found
 
-    def reserve(self, recipient: InstanceId, sender: InstanceId, name: str, size: int, until_ms: int) -> KeptEnvelope:
+    def reserve(self, recipient: InstanceId, sender: InstanceId, name: str, size: int, until_ms: int) -> StoredEnvelope:
         """Reserves room for an envelope. Raises OverLimit."""
         for use, what in ((self._uses["to", recipient], "for this recipient"), (self._uses["by", sender], "of you")):
             if use.envelopes >= self._limits.count_per_peer or use.bytes + size > self._limits.bytes_per_peer:
@@ -112,28 +112,28 @@ class RelayStore:
         if self._uses["all", ""].bytes + size > self._limits.bytes_max:
             raise OverLimit("relay_full", "this relay is full; try again later", retry_after_ms=RETRY_MS)
         self._number += 1
-        made = self._reserved[recipient, name] = KeptEnvelope(self._number, until_ms, sender, name, size)
+        made = self._reserved[recipient, name] = StoredEnvelope(self._number, until_ms, sender, name, size)
         self._count(recipient, made, 1)
         return made
 
-    def _count(self, recipient: InstanceId, kept: KeptEnvelope, sign: int) -> None:
+    def _count(self, recipient: InstanceId, kept: StoredEnvelope, sign: int) -> None:
         for key in (("to", recipient), ("by", kept.sender), ("all", "")):
             count, size = self._uses[key]
-            self._uses[key] = _Use(count + sign, size + sign * kept.bytes)
+            self._uses[key] = _Usage(count + sign, size + sign * kept.bytes)
             if not self._uses[key].envelopes:
                 del self._uses[key]
 
-    def _held(self, recipient: InstanceId) -> OrderedDict[str, KeptEnvelope]:
+    def _held(self, recipient: InstanceId) -> OrderedDict[str, StoredEnvelope]:
         return self._kept.get(recipient) or OrderedDict()
 
-    def find(self, recipient: InstanceId, name: str) -> KeptEnvelope | None:
+    def find(self, recipient: InstanceId, name: str) -> StoredEnvelope | None:
         return self._held(recipient).get(name) or self._reserved.get((recipient, name))
 
-    async def write(self, recipient: InstanceId, kept: KeptEnvelope, data: bytes) -> None:
+    async def write(self, recipient: InstanceId, kept: StoredEnvelope, data: bytes) -> None:
         """It is on disk when this returns. It is written although its sender hangs up: no file is left uncounted."""
         await asyncio.shield(self._put(recipient, kept, data))
 
-    async def _put(self, recipient: InstanceId, kept: KeptEnvelope, data: bytes) -> None:
+    async def _put(self, recipient: InstanceId, kept: StoredEnvelope, data: bytes) -> None:
         place = self._folder / recipient
         try:
             await asyncio.to_thread(self._write, place, kept.file_name, data)
@@ -154,7 +154,7 @@ class RelayStore:
     async def read(self, recipient: InstanceId, most: int) -> Sequence[RelayedEnvelope]:
         """The first envelopes that wait, in the order in which they came."""
         await self.drop_stale(recipient)
-        chosen: list[KeptEnvelope] = []
+        chosen: list[StoredEnvelope] = []
         for kept in self._held(recipient).values():
             if len(chosen) >= most or (chosen and _size(chosen) + kept.bytes > ANSWER_BYTES_MAX):
                 break
@@ -163,7 +163,7 @@ class RelayStore:
             return ()
         return await asyncio.to_thread(self._read, self._folder / recipient, chosen)
 
-    def _read(self, place: Path, chosen: Iterable[KeptEnvelope]) -> Sequence[RelayedEnvelope]:
+    def _read(self, place: Path, chosen: Iterable[StoredEnvelope]) -> Sequence[RelayedEnvelope]:
         found = []
         for kept in chosen:
             try:
@@ -297,10 +297,10 @@ class Relay(PeerService):
         return found
 
 
-def _size(kept: Iterable[KeptEnvelope]) -> int:
+def _size(kept: Iterable[StoredEnvelope]) -> int:
     return sum(each.bytes for each in kept)
 
 
-def _unlink(place: Path, gone: Iterable[KeptEnvelope]) -> None:
+def _unlink(place: Path, gone: Iterable[StoredEnvelope]) -> None:
     for kept in gone:
         (place / kept.file_name).unlink(missing_ok=True)

@@ -215,7 +215,7 @@ def send_to_peer(decide: DecisionContext, command: SendToPeer) -> DelegationMove
         raise decide.refuse(unknown_delegation(command.key.offer_id))
     if record is not None and command.about is not None and record.offer not in (None, command.about):
         raise decide.refuse(Conflict("offer_changed", "the peer has made this offer anew; answer the new one"))
-    if record is None or command.said:
+    if record is None or command.messages:
         _peer(decide, command.key.peer)  # nothing could be delivered to a removed peer
     if record is None:
         _check_outbox(decide, command.key.peer)
@@ -223,7 +223,7 @@ def send_to_peer(decide: DecisionContext, command: SendToPeer) -> DelegationMove
         decide.add(DelegationDropped(command.replaces))
     before = record or _begun(decide, command.begin)
     state = record.state if record is not None else None
-    happenings, messages = command.happenings, command.said
+    happenings, messages = command.happenings, command.messages
     if record is not None and command.withdraws and _withdraw(decide, record, command):
         happenings, messages = tuple("withdraw" if each == "cancel" else each for each in happenings), ()
     after = _moved(decide, before, state, happenings, command.changes)
@@ -243,11 +243,16 @@ def _withdraw(decide: DecisionContext, record: Delegation, command: SendToPeer) 
     since_ms, is_offer = command.unsent_since_ms, first.typ == OFFER and first.seq == 1
     if is_offer:
         # An offer that was answered was sent, even if its receipt has not arrived.
-        decide.add(OutboxDropped(key, first.seq, sent=record.heard > 0))
-        if record.said == first.seq and first.attempts == 0 and since_ms is not None and first.made_at_ms >= since_ms:
+        decide.add(OutboxDropped(key, first.seq, sent=record.received_seq > 0))
+        if (
+            record.sent_seq == first.seq
+            and first.attempts == 0
+            and since_ms is not None
+            and first.made_at_ms >= since_ms
+        ):
             return True
-    (cancel,) = command.said
-    for seq in range(first.seq + (1 if is_offer else 0), record.said + 1):
+    (cancel,) = command.messages
+    for seq in range(first.seq + (1 if is_offer else 0), record.sent_seq + 1):
         again = view.outbox_message(key, seq)
         if again is not None and again.typ == OFFER:
             decide.add(OutboxPut(replace(again, typ=cancel.typ, body=cancel.body)))
@@ -265,7 +270,7 @@ def receive_from_peer(decide: DecisionContext, command: ReceiveFromPeer) -> Rece
             OverLimit("rate_limited", "too many messages at once; slow down", retry_after_ms=BUSY_RETRY_MS)
         )
     record = view.delegation(key) if key is not None else None
-    if command.said:
+    if command.messages:
         _check_outbox(decide, envelope.sender)
     decide.add(EnvelopeTaken(envelope, key.offer_id if key is not None else None))
     before = record or (_begun(decide, command.begin) if command.begin is not None else None)
@@ -275,13 +280,13 @@ def receive_from_peer(decide: DecisionContext, command: ReceiveFromPeer) -> Rece
         # A restored peer numbers its messages anew. If we were restored, we may not know its last number.
         counts_anew = record is not None and envelope.epoch != before.peer_epoch
         forgot = record is None or envelope.our_epoch != before.epoch
-        if envelope.seq <= before.heard and not counts_anew:
+        if envelope.seq <= before.received_seq and not counts_anew:
             return ReceivedFromPeer(moved=DelegationMoved(delegation=before, changed=False), repeated=True)
-        if envelope.seq > before.heard + 1 and not counts_anew and not forgot:
+        if envelope.seq > before.received_seq + 1 and not counts_anew and not forgot:
             raise decide.refuse(
-                Conflict("out_of_order", f"number {before.heard + 1} is missing; send the messages in order")
+                Conflict("out_of_order", f"number {before.received_seq + 1} is missing; send the messages in order")
             )
-        before = replace(before, heard=envelope.seq, epoch=envelope.our_epoch, peer_epoch=envelope.epoch)
+        before = replace(before, received_seq=envelope.seq, epoch=envelope.our_epoch, peer_epoch=envelope.epoch)
     before = replace(before, heard_at_ms=decide.now_ms)
     if record is not None and record.ended:
         decide.add(DelegationPut(before))
@@ -292,7 +297,7 @@ def receive_from_peer(decide: DecisionContext, command: ReceiveFromPeer) -> Rece
     state = record.state if record is not None else None
     after = _moved(decide, before, state, command.happenings, command.changes)
     leased = accepted.leased if accepted is not None else None
-    return ReceivedFromPeer(moved=_put_messages(decide, after, command.said, command.by), leased=leased)
+    return ReceivedFromPeer(moved=_put_messages(decide, after, command.messages, command.by), leased=leased)
 
 
 def _check_outbox(decide: DecisionContext, peer: InstanceId) -> None:
@@ -310,7 +315,7 @@ def _check_outbox(decide: DecisionContext, peer: InstanceId) -> None:
 
 def _begun(decide: DecisionContext, begin: Delegation | None) -> Delegation:
     assert begin is not None
-    return replace(begin, made_at_ms=decide.now_ms, moved_at_ms=decide.now_ms, said=0, heard=0)
+    return replace(begin, made_at_ms=decide.now_ms, moved_at_ms=decide.now_ms, sent_seq=0, received_seq=0)
 
 
 def _moved(
@@ -374,8 +379,12 @@ def _put_messages(
 
 def _put_outbox_message(decide: DecisionContext, delegation: Delegation, message: PeerMessage) -> Delegation:
     last = decide.view.outbox_last(delegation.key)
-    seq = delegation.said + 1
-    if message.latest and last is not None and (last.typ, last.seq, last.attempts) == (message.typ, delegation.said, 0):
+    seq = delegation.sent_seq + 1
+    if (
+        message.latest
+        and last is not None
+        and (last.typ, last.seq, last.attempts) == (message.typ, delegation.sent_seq, 0)
+    ):
         seq = last.seq
     decide.add(
         OutboxPut(
@@ -390,7 +399,7 @@ def _put_outbox_message(decide: DecisionContext, delegation: Delegation, message
             )
         )
     )
-    return replace(delegation, said=seq)
+    return replace(delegation, sent_seq=seq)
 
 
 def _make_room(decide: DecisionContext, ending: DelegationKey) -> None:
