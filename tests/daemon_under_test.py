@@ -105,7 +105,7 @@ class DaemonUnderTest:
 
     @property
     def tenants(self) -> TenantAccess:
-        return self.daemon.base.access.gate.tenancy
+        return self.daemon.base.access.tenant_auth.tenancy
 
     @property
     def identities(self) -> IdentityAdmin:

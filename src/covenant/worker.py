@@ -246,12 +246,12 @@ class Worker:
         try:
             await asyncio.wait((taking, stopping), return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            await finish_despite_cancel(_call_off(client, taking, request_id))
+            await finish_despite_cancel(_cancel_receive(client, taking, request_id))
             raise
         finally:
             stopping.cancel()
         if not taking.done():
-            await finish_despite_cancel(_call_off(client, taking, request_id))
+            await finish_despite_cancel(_cancel_receive(client, taking, request_id))
             return None
         return next((WorkerJob(client, taken) for taken in taking.result()), None)
 
@@ -332,7 +332,7 @@ def _result_of(task_id: TaskId, value: str | Content | Result | None) -> Result:
     return Result.ok(task_id) if value is None else Result.ok(task_id, value)
 
 
-async def _call_off(client: Client, taking: asyncio.Future[tuple[Taken, ...]], request_id: str) -> None:
+async def _cancel_receive(client: Client, taking: asyncio.Future[tuple[Taken, ...]], request_id: str) -> None:
     """Cancels a receive that nobody waits for, and gives back its tasks."""
     taking.cancel()
     await asyncio.wait((taking,))

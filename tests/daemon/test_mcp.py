@@ -7,7 +7,7 @@ from pathlib import Path
 from starlette.types import Message
 
 from covenant.daemon.wiring.core import SERVERS_NAME
-from covenant.doors.http.bearer_auth import TenantGate
+from covenant.doors.http.bearer_auth import TenantAuth
 from covenant.doors.mcp.streamable_http import McpDoor
 from covenant.doors.metrics import Meter
 from covenant.exchange.access.tenants import TenantLimiter
@@ -43,7 +43,7 @@ async def test_cards_name_what_is_declared_and_then_what_a_server_really_has(tmp
 
 async def test_without_the_extra_the_door_says_how_to_get_it(tmp_path: Path) -> None:
     async with open_a2a(tmp_path) as s:
-        gate = TenantGate(s.tenancy, TenantLimiter(s.ledger.now_ms))
+        gate = TenantAuth(s.tenancy, TenantLimiter(s.ledger.now_ms))
         # Nobody gets as far as the desk.
         door = McpDoor(None, gate, Meter(), version="1", body_bytes_max=1_000, present=False)  # type: ignore[arg-type]
         said: list[Message] = []

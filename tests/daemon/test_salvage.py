@@ -66,12 +66,12 @@ def accept(home: Path) -> set[int]:
     """Look at a home, and give up what doctor says is lost; the numbers of those records."""
     found = check_ledger(home, {}, LIMITS)
     assert not found.well
-    assert found.salvage is not None, found.findings
-    lost = {seq for loss in found.salvage.losses for seq in range(loss.seq, max(loss.seq, loss.through) + 1)}
+    assert found.repair_plan is not None, found.findings
+    lost = {seq for loss in found.repair_plan.losses for seq in range(loss.seq, max(loss.seq, loss.through) + 1)}
     with lock_home(home):
-        carry_out(home, found.salvage, NOW_MS)
+        carry_out(home, found.repair_plan, NOW_MS)
     after = check_ledger(home, {}, LIMITS)
-    assert after.salvage is None, after.findings
+    assert after.repair_plan is None, after.findings
     assert not after.rebuild, after.findings
     return lost
 
@@ -199,7 +199,7 @@ async def test_an_archive_of_yesterday_is_brought_up_to_date_where_the_journal_c
     home = tmp_path / "home"
     shutil.copytree(history.home, home, ignore=shutil.ignore_patterns("lock"))
     spoil(history, home)
-    if check_ledger(home, {}, LIMITS).salvage is not None:
+    if check_ledger(home, {}, LIMITS).repair_plan is not None:
         assert min(records(home)) > 1, "the journal has everything, and nothing need be given up"
         accept(home)
     await exercise(history, home)
@@ -233,14 +233,14 @@ async def test_a_mending_that_was_cut_off_is_done_again(history: HomeHistory, tm
     home = tmp_path / "home"
     shutil.copytree(history.home, home, ignore=shutil.ignore_patterns("lock"))
     flip(home, places(history, "task_leased")[0])
-    salvage = check_ledger(home, {}, LIMITS).salvage
-    assert salvage is not None
+    repair_plan = check_ledger(home, {}, LIMITS).repair_plan
+    assert repair_plan is not None
     with (
         fault_points.armed(fault_points.Plan(point, fault_points.fail(errno.ENOSPC))) as plan,
         lock_home(home),
         pytest.raises(OSError, match="No space"),
     ):
-        carry_out(home, salvage, NOW_MS - 1)
+        carry_out(home, repair_plan, NOW_MS - 1)
     assert plan.fired
     if not check_ledger(home, {}, LIMITS).well:
         accept(home)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from covenant.daemon.telemetry import Log
-from covenant.daemon.watchdog import LOGS_MAX, UNHEALTHY_S, HealthStandIn, Hold, Watchdog, answer_of
+from covenant.daemon.watchdog import LOGS_MAX, UNHEALTHY_S, HealthResponder, Hold, Watchdog, answer_of
 from tests.waits import BOUND_S, until
 
 HELD_S = 0.05
@@ -129,7 +129,7 @@ class StandInUnderTest:
         self._address = listener.getsockname()
         self.handed: list[socket.socket] = []
         self._over = threading.Event()
-        stand_in = HealthStandIn((listener,), self.handed.append, connections_max=connections_max)
+        stand_in = HealthResponder((listener,), self.handed.append, connections_max=connections_max)
         hold = Hold(time.monotonic() - 1.0, "g@default")
         self._thread = threading.Thread(target=stand_in.serve, args=(hold, self._over.is_set))
         self._thread.start()

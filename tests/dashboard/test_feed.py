@@ -14,7 +14,7 @@ import pytest
 from covenant.dashboard.feed import (
     PER_SESSION_MAX,
     RING_ROUNDS_MAX,
-    FeedClock,
+    FeedCollector,
     FeedRing,
     FeedRound,
     FeedRow,
@@ -96,7 +96,7 @@ async def test_a_change_of_a_task_is_told_with_its_state_and_the_counts(
 async def test_every_change_is_counted_though_nothing_follows_it(tmp_path: Path) -> None:
     ledger = await open_ledger(tmp_path, clock=lambda: 1_000)
     try:
-        clock = FeedClock(ledger, followers_max=1)
+        clock = FeedCollector(ledger, followers_max=1)
         ledger.changes.begin()
         await clock.look(counting=True)
         assert clock.counts["queued"] == 0
@@ -120,7 +120,7 @@ async def test_a_task_that_begins_and_ends_between_two_counts_is_told(short_path
         async def archived() -> bool:
             return (await daemon.ledger.counts()).behind == 0
 
-        clock = FeedClock(daemon.ledger, followers_max=1)
+        clock = FeedCollector(daemon.ledger, followers_max=1)
         daemon.ledger.changes.begin()
         await eventually(archived)
         await clock.look(counting=True)
@@ -289,7 +289,7 @@ async def test_the_look_ups_of_a_round_do_not_grow_with_what_changed(tmp_path: P
     """At thousands of tasks a second, a few of them are looked up, once for all readers."""
     ledger = await open_ledger(tmp_path, clock=lambda: 1_000)
     try:
-        clock = FeedClock(ledger, followers_max=1)
+        clock = FeedCollector(ledger, followers_max=1)
         ledger.changes.begin()
         sent = [new_task(number) for number in range(200)]
         await asyncio.gather(*(ledger.commit(Accept(task=each, digest="d" * 64, minted=True)) for each in sent))

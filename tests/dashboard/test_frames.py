@@ -215,9 +215,9 @@ def echo() -> Agent:
 
 def call(task_id: str, size: int = 10) -> CapturedCall:
     made = CapturedCall(1, "in", "a2a", "POST /v1/a2a/agents/x", {})
-    made.ask(b"x" * size)
+    made.add_request(b"x" * size)
     made.status = 200
-    made.tell(json.dumps({"task_id": task_id}).encode())
+    made.add_answer(json.dumps({"task_id": task_id}).encode())
     return made
 
 

@@ -16,7 +16,7 @@ from covenant.daemon.settings import HttpSettings
 from covenant.daemon.tenant_files import HomeFiles
 from covenant.doors import native
 from covenant.doors.http.app import HttpDoor, build_http
-from covenant.doors.http.bearer_auth import TenantGate
+from covenant.doors.http.bearer_auth import TenantAuth
 from covenant.doors.http.endpoint import tenant_routes
 from covenant.doors.http.openapi import routes_of
 from covenant.doors.http.server.http_exchange import Door
@@ -230,7 +230,7 @@ async def _open_doors(ledger: Ledger, folder: Path, options: dict[str, Any]) -> 
     of_ipc = {
         name: options.pop(name) for name in ("frame_bytes_max", "connections_max", "handshake_s") if name in options
     }
-    agents, gate = native.AgentDoor(catalogue), TenantGate(tenancy, limiter)
+    agents, gate = native.AgentDoor(catalogue), TenantAuth(tenancy, limiter)
     routes = tenant_routes(agents, gate, meter, body_bytes_max=native.AGENT_BYTES_MAX)
     routes += options.pop("more_routes", ())
     door = build_http(api, **options, more_routes=routes, described=routes_of(native.AgentDoor))

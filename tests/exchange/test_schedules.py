@@ -51,7 +51,7 @@ async def opened(
 
 async def acting(daemon: DaemonUnderTest) -> Caller:
     base = daemon.daemon.base
-    return await base.access.gate.tenancy.acting(base.storage.operator, "default")
+    return await base.access.tenant_auth.tenancy.acting(base.storage.operator, "default")
 
 
 async def pause(daemon: DaemonUnderTest, *, paused: bool) -> None:

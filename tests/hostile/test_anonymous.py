@@ -36,7 +36,7 @@ PROXY_HEADERS = (
     "X-Real-IP",
     "X-Client-IP",
     "True-Client-IP",
-    "CF-Connecting-IP",
+    "CF-RemoteConnection-IP",
 )
 OPEN: Final = {
     "COVENANT_A2A_PUBLISH": "table",

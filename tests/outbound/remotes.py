@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from covenant.daemon.connect import Connecting, connect
+from covenant.daemon.connect import RemoteConnection, connect
 from covenant.outbound.call_errors import RemoteTimedOut
 from tests.outbound.http_servers import HERE, Answer, Request, Served, http_server, reply
 from tests.waits import LONGER_S
@@ -84,7 +84,7 @@ class HandMade:
     def url(self) -> str:
         return self.served.url("/rpc")
 
-    def connect(self, **options: Any) -> Connecting:
+    def connect(self, **options: Any) -> RemoteConnection:
         return connect(self.served.url(""), **{"allow_private": (HERE,), "poll_s": 0.01, "timeout_s": 10.0, **options})
 
 

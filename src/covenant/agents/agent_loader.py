@@ -245,7 +245,7 @@ class AgentStacks:
     def __init__(self) -> None:
         self._names: dict[str, list[str]] = {}
 
-    def learn(self, found: Iterable[LoadedAgent]) -> None:
+    def set_agents(self, found: Iterable[LoadedAgent]) -> None:
         """Sets the agents that are served from now on."""
         names: dict[str, list[str]] = {}
         for each in found:

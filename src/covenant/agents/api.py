@@ -23,7 +23,7 @@ import msgspec
 from covenant.agents.runtime import turn_files
 from covenant.agents.runtime.agent_calls import Answer, Call, Calling, TurnCalls
 from covenant.agents.runtime.durable_step import DurableSteps, perform_step, perform_sync_step, refuse_nested, step_here
-from covenant.agents.runtime.turn_limits import AskLoop, HeldTokens
+from covenant.agents.runtime.turn_limits import HeldTokens, RunOnLoop
 from covenant.agents.runtime.turn_steps import SECONDS_MAX
 from covenant.exchange.argument_checks import checks_arguments
 from covenant.exchange.cron import check_schedules
@@ -92,7 +92,7 @@ class TurnWork(Protocol):
     @property
     def steps(self) -> DurableSteps: ...
     def spend(self, amounts: dict[str, float]) -> str | None: ...
-    def reserve(self, tokens: int, ask: AskLoop | None = None) -> HeldTokens: ...
+    def reserve(self, tokens: int, ask: RunOnLoop | None = None) -> HeldTokens: ...
     def save_file(self, name: str, source: FileSource, media_type: str | None = None) -> Awaitable[File]: ...
     def open_file(self, part: Content) -> AsyncIterator[bytes]: ...
     @property
@@ -348,7 +348,7 @@ class SyncTurn(BaseTurn):
     __slots__ = ("_ask",)
 
     def __init__(
-        self, job: TurnWork, history: tuple[MessageUpdate, ...], ask: AskLoop, attempts: int = ATTEMPTS
+        self, job: TurnWork, history: tuple[MessageUpdate, ...], ask: RunOnLoop, attempts: int = ATTEMPTS
     ) -> None:
         super().__init__(job, history, attempts)
         self._ask = ask

@@ -98,7 +98,7 @@ class FunctionAgent:
                 if inspect.isasyncgen(made):
                     await self._listen(made, job, output)
                 else:
-                    await _hear_returned(await made if inspect.isawaitable(made) else made, job, output)
+                    await _write_returned(await made if inspect.isawaitable(made) else made, job, output)
         except Exception as error:
             why = error.__cause__ if isinstance(error, StepFailed) else error
             if not isinstance(why, self._retry_on) or not begin_again(job, self._retries, why):
@@ -127,26 +127,26 @@ class FunctionAgent:
     async def _listen_to_thread(
         self, job: FunctionJob, output: FunctionOutput, history: tuple[MessageUpdate, ...]
     ) -> None:
-        def hear(chunk: str) -> Awaitable[None] | None:
+        def write(chunk: str) -> Awaitable[None] | None:
             output.say(chunk)
             return job.room() if job.full else None
 
-        async def hear_yielded(item: Any) -> None:
+        async def write_yielded(item: Any) -> None:
             if job.begun_before:
                 await _check_changed(item, job)
             _say_checked(item, job, output, "yielded")
             if job.ended:
                 raise TurnStopped
 
-        def work(line: ThreadChannel) -> None:
-            made = self._function(SyncTurn(job, history, line.ask, self._retries.attempts))
+        def work(channel: ThreadChannel) -> None:
+            made = self._function(SyncTurn(job, history, channel.ask, self._retries.attempts))
             if inspect.isgenerator(made):
-                _tell_all(made, line, hear_yielded)
+                _send_all(made, channel, write_yielded)
             else:
-                line.ask(lambda: _hear_returned(made, job, output))
+                channel.ask(lambda: _write_returned(made, job, output))
 
         try:
-            await job.threads.run(work, hear, job.holder.display)
+            await job.threads.run(work, write, job.holder.display)
         except TurnStopped:
             if not job.ended:
                 raise
@@ -173,16 +173,16 @@ def _is_async_def(function: Any) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
 
 
-def _tell_all(generator: Generator[Any, Any, Any], line: ThreadChannel, hear: Callable[[Any], Awaitable[None]]) -> None:
+def _send_all(items: Generator[Any, Any, Any], channel: ThreadChannel, write: Callable[[Any], Awaitable[None]]) -> None:
     """Runs in the thread. Sends texts without waiting; waits for any other value, since that may end the turn."""
     try:
-        for item in generator:
+        for item in items:
             if type(item) is str:
-                line.tell(item)
+                channel.send(item)
             else:
-                line.ask(partial(hear, item))
+                channel.ask(partial(write, item))
     finally:
-        generator.close()
+        items.close()
 
 
 async def earlier(job: Job, *, context: bool = False) -> tuple[MessageUpdate, ...]:
@@ -197,7 +197,7 @@ async def earlier(job: Job, *, context: bool = False) -> tuple[MessageUpdate, ..
     )
 
 
-async def _hear_returned(returned: Any, job: FunctionJob, output: FunctionOutput) -> None:
+async def _write_returned(returned: Any, job: FunctionJob, output: FunctionOutput) -> None:
     if job.begun_before:
         for item in returned if isinstance(returned, list | tuple) else (returned,):
             await _check_changed(item, job)

@@ -124,7 +124,7 @@ class ProgramCalls:
         self._under_way[request.id] = doing
         doing.add_done_callback(lambda _: self._under_way.pop(request.id, None))
 
-    def call_off(self, event: dict[str, Any]) -> None:
+    def cancel(self, event: dict[str, Any]) -> None:
         doing = self._under_way.get(event.get("id", -1))
         if doing is not None:
             doing.cancel()

@@ -32,7 +32,7 @@ from covenant.agents.runtime.agent_calls import Answer, Call, Calling
 from covenant.agents.runtime.durable_step import AskedStep, StepError, StepVerb, as_json
 from covenant.agents.runtime.function_threads import AgentThreads
 from covenant.agents.runtime.turn_files import inline_bytes
-from covenant.agents.runtime.turn_limits import AskLoop, HeldTokens, Spending
+from covenant.agents.runtime.turn_limits import HeldTokens, RunOnLoop, Spending
 from covenant.agents.runtime.turn_output import FAILED
 from covenant.exchange.file_source import FileSource
 from covenant.ledger.machine.commands import LeasedTask
@@ -128,7 +128,7 @@ class _Calls:
     async def ask(self, **given: Any) -> ProgramCallAnswer:
         return await self._exchange(ProgramCall(id=next(self._ids), **given))
 
-    def tell(self, **given: Any) -> None:
+    def send(self, **given: Any) -> None:
         """Sends a call without waiting for an answer."""
         self._output.write_line(_encode(ProgramCall(id=next(self._ids), **given)))
 
@@ -173,7 +173,7 @@ class _Steps:
         self.interrupted = False
 
     def give_up(self, step: AskedStep) -> None:
-        self._calls.tell(verb="give_up", step=step)
+        self._calls.send(verb="give_up", step=step)
 
     async def sleep(self, seconds: float) -> None:
         await self._ask("sleep", seconds=seconds)
@@ -261,7 +261,7 @@ class _Turn:
         self._output.write(type="usage", usage=amounts)
         return self._spending.add(amounts)
 
-    def reserve(self, tokens: int, ask: AskLoop | None = None) -> HeldTokens:
+    def reserve(self, tokens: int, ask: RunOnLoop | None = None) -> HeldTokens:
         return HeldTokens(self._spending.budget, tokens, ask)
 
     @property

@@ -64,7 +64,7 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
 
 
-class _Given(msgspec.Struct, frozen=True, kw_only=True):
+class _TurnLine(msgspec.Struct, frozen=True, kw_only=True):
     type: str = "turn"
     task_id: str
     context_id: str
@@ -98,7 +98,7 @@ class ProcessAgent:
 
     async def given(self, job: Job) -> bytes:
         message, parts = job.messages[-1], tuple(part for each in job.messages for part in each.parts)
-        given = _Given(
+        given = _TurnLine(
             task_id=job.task.id,
             context_id=job.task.context_id or job.task.id,
             message_id=message.message_id,
@@ -160,7 +160,7 @@ class ProcessAgent:
                 job.fail(f"the agent wrote more than {self._output_bytes_max} bytes")
                 return
             if not line.isspace():
-                output.hear(line)
+                output.read_line(line)
             if job.full:
                 await job.room()
         if not job.ended:
@@ -241,7 +241,7 @@ class ProgramOutput:
         self._calls = calls
         self._output = TurnOutput(job)
 
-    def hear(self, line: bytes) -> None:
+    def read_line(self, line: bytes) -> None:
         try:
             event = _decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -252,11 +252,11 @@ class ProgramOutput:
             return
         kind = event.get("type")
         try:
-            self._hear(kind, event)
+            self._apply(kind, event)
         except (ValueError, TypeError) as wrong:
             self._job.fail(f"the agent wrote {_NAMES.get(str(kind), kind)} that is invalid: {wrong}")
 
-    def _hear(self, kind: Any, event: dict[str, Any]) -> None:
+    def _apply(self, kind: Any, event: dict[str, Any]) -> None:
         job, output = self._job, self._output
         match kind:
             case "assistant":
@@ -273,7 +273,7 @@ class ProgramOutput:
             case "call" if self._calls is not None:
                 self._calls.begin(event)
             case "call_off" if self._calls is not None:
-                self._calls.call_off(event)
+                self._calls.cancel(event)
             case "result":
                 self._result(event)
             case "reply":

@@ -98,7 +98,7 @@ class RemoteAgent:
         except asyncio.CancelledError:
             if job.stopping != DAEMON_STOPS and note.task_id is not None:
                 # The remote task was canceled already if it could be reached just now. Otherwise this keeps trying.
-                self._cancels.tell(tenant, target, note.task_id)
+                self._cancels.cancel(tenant, target, note.task_id)
             raise
         finally:
             job.spend(job.spending.end_running())
@@ -272,11 +272,11 @@ class RemoteCancels:
         """Cancels the remote task when the local task has ended without an answer."""
         self._begin(partial(self._watch, tenant, task_id, target, remote_task_id))
 
-    def tell(self, tenant: str, target: Target, remote_task_id: str) -> None:
+    def cancel(self, tenant: str, target: Target, remote_task_id: str) -> None:
         """Cancels the remote task now, retrying within bounds."""
         self._begin(partial(self._cancel, tenant, target, remote_task_id))
 
-    def look_after(self, identity: AgentId, target: Target | None) -> None:
+    def resume(self, identity: AgentId, target: Target | None) -> None:
         """Cancels or watches the remote tasks that an earlier run of this daemon left behind."""
         self._begin(partial(self._find, identity, target))
 
@@ -353,7 +353,7 @@ class RemoteCancels:
                 view, there = fold(steps), noted(steps)
                 where = (target_of(view.task) if view is not None else None) or target
                 if where and there is not None:
-                    self.tell(tenant, where, there)
+                    self.cancel(tenant, where, there)
 
 
 def noted(steps: Sequence[Step]) -> str | None:

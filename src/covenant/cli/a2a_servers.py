@@ -141,7 +141,7 @@ def call(
             return stream.reply, f"{remote.interface.binding} {remote.interface.version}"
 
     try:
-        reply, spoken = _run(converse, target, options, canceled=lambda: f"canceled{progress.called_off}")
+        reply, spoken = _run(converse, target, options, canceled=lambda: f"canceled{progress.cancel_note}")
     except Failure as failure:
         if failure.code != TIMED_OUT or not progress.status_text:
             raise
@@ -188,8 +188,8 @@ class Progress:
         self.stream: RemoteStream | None = None
 
     @property
-    def called_off(self) -> str:
-        return self.stream.called_off if self.stream is not None else ""
+    def cancel_note(self) -> str:
+        return self.stream.cancel_note if self.stream is not None else ""
 
     def show(self, event: RemoteEvent) -> None:
         from covenant.model.task_view import RemoteArtifact, RemoteStatus, RemoteTask

@@ -28,7 +28,7 @@ from covenant.daemon.environment import PASSPHRASE_FILE_VARIABLE, PASSPHRASE_VAR
 from covenant.model.errors import CovenantError, HomeLocked
 
 if TYPE_CHECKING:
-    from covenant.daemon.doctor.ledger_repair import Checkup, Salvage
+    from covenant.daemon.doctor.ledger_repair import Checkup, RepairPlan
     from covenant.daemon.keystore import Keystore
 
 NEW_FILE: Final = "--new-file"
@@ -159,18 +159,18 @@ def doctor(output: Output, *, home: str | None, accept_loss: bool, rebuild_archi
         "home": str(folder),
         "well": checkup.well,
         "findings": [finding._asdict() for finding in checkup.findings],
-        "losses": [loss._asdict() for loss in checkup.salvage.losses] if checkup.salvage else [],
+        "losses": [loss._asdict() for loss in checkup.repair_plan.losses] if checkup.repair_plan else [],
         "set_aside": None,
     }
     if not output.json:
         _show_checkup(checkup)
     mended = False
     try:
-        if accept_loss and checkup.salvage is not None:
-            _show_losses(checkup.salvage)
+        if accept_loss and checkup.repair_plan is not None:
+            _show_losses(checkup.repair_plan)
             if not yes and not click.confirm("Give these up?", err=True):
                 raise Failure("not_confirmed", "nothing was changed")
-            report["set_aside"] = str(_accept(folder, checkup.salvage))
+            report["set_aside"] = str(_accept(folder, checkup.repair_plan))
             mended = True
         elif rebuild_archive and checkup.rebuild:
             kept = _rebuild(folder)
@@ -186,13 +186,13 @@ def doctor(output: Output, *, home: str | None, accept_loss: bool, rebuild_archi
         raise click.exceptions.Exit(ExitCode.REFUSED)
 
 
-def _accept(folder: Path, salvage: Salvage) -> Path:
+def _accept(folder: Path, repair_plan: RepairPlan) -> Path:
     from covenant.daemon.doctor.ledger_repair import carry_out
     from covenant.daemon.environment import now_ms
     from covenant.ledger.embedded.journal.recovery import lock_home
 
     with lock_home(folder):
-        aside = carry_out(folder, salvage, now_ms())
+        aside = carry_out(folder, repair_plan, now_ms())
     say(f"the ledger is repaired; the damaged files are in {aside}")
     return aside
 
@@ -220,16 +220,16 @@ def _show_checkup(checkup: Checkup) -> None:
             put(f"       → {finding.way_out}")
 
 
-def _show_losses(salvage: Salvage) -> None:
-    lost = sum(loss.records for loss in salvage.losses)
-    say(f"{salvage.last_seq - salvage.first_seq + 1 - lost} record(s) of the journal are kept. These would be lost:")
-    for loss in salvage.losses:
+def _show_losses(repair_plan: RepairPlan) -> None:
+    kept = repair_plan.last_seq - repair_plan.first_seq + 1 - sum(loss.records for loss in repair_plan.losses)
+    say(f"{kept} record(s) of the journal are kept. These would be lost:")
+    for loss in repair_plan.losses:
         name = f"records {loss.seq} to {loss.through}" if loss.through > loss.seq else f"record {loss.seq}"
         say(f"  {name} ({loss.where}): {loss.reason}")
         for line in loss.said:
             say(f"    {line}")
-    if salvage.archive_lost:
-        say(f"  the archive ({salvage.archive_lost}): the history that is no longer in the journal")
+    if repair_plan.archive_lost:
+        say(f"  the archive ({repair_plan.archive_lost}): the history that is no longer in the journal")
     say("A task whose lease or result was in one of them is back where it was before, and its work may be done twice.")
 
 

@@ -65,14 +65,14 @@ def _serve(
     gc.disable()
     from covenant.agents.agent_loader import ServedFile
     from covenant.daemon.demo import make_demo_home, suggestions
-    from covenant.daemon.lifecycle import Listening, run_daemon
+    from covenant.daemon.lifecycle import DaemonAddresses, run_daemon
 
     flags = {name.replace("__", "."): value for name, value in given.items()}
     home = given_before("home", home)
     if demo and home is None:
         home = str(make_demo_home(Path.cwd()))
 
-    def announce(listening: Listening) -> None:
+    def announce(listening: DaemonAddresses) -> None:
         put(f"covenant listens on {listening.url} and {near(listening.socket)}")
         for tenant, agent_id in listening.agents:
             whose = "" if tenant == DEFAULT else f" of {tenant}"

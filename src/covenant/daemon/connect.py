@@ -66,7 +66,7 @@ class Options:
         return "Options(…)"
 
 
-class Connecting:
+class RemoteConnection:
     """Await it for a `Remote` that the caller closes, or enter it for one that closes itself."""
 
     def __init__(self, make: Callable[[], Awaitable[Remote]]) -> None:
@@ -102,7 +102,7 @@ def connect(
     trusted_origins: Sequence[str] = (),
     fetcher: Fetcher | None = None,
     home: str | Path | None = None,
-) -> Connecting:
+) -> RemoteConnection:
     """A remote agent by its URL, its card's URL, or its name in `a2a_agents.json`.
 
     `token` (or the variable `token_env`) is a bearer, or the API key that the card asks for; it and `headers` go to the
@@ -124,7 +124,7 @@ def connect(
         fetcher=fetcher,
         home=home,
     )
-    return Connecting(lambda: open_remote(url_or_name, options))
+    return RemoteConnection(lambda: open_remote(url_or_name, options))
 
 
 async def open_remote(url_or_name: str, options: Options) -> Remote:

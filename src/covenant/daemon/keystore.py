@@ -69,7 +69,7 @@ from covenant.seal.keys import (
     public_key,
     token_hash,
 )
-from covenant.seal.purpose_keys import KeptPurposeKeys, PurposeKey
+from covenant.seal.purpose_keys import PurposeKey, PurposeKeySet
 from covenant.seal.suites import SUITES
 from covenant.wire.peers import Introduction
 
@@ -87,13 +87,13 @@ D = TypeVar("D", bound=msgspec.Struct)
 log = logging.getLogger(__name__)
 
 
-class _Kept(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+class _Stored(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     prekey: Prekey
     private_key: str
     """In hex."""
 
 
-class _KeptHybrid(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+class _StoredHybrid(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """Without the expanded key, which is long and derived from the seed."""
 
     seed: str
@@ -103,20 +103,20 @@ class _KeptHybrid(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     signature: str
 
 
-class _KeptPrekeys(msgspec.Struct, frozen=True, omit_defaults=True):
-    prekeys: tuple[_Kept, ...]
-    hybrid: tuple[_KeptHybrid, ...] = ()
+class _StoredPrekeys(msgspec.Struct, frozen=True, omit_defaults=True):
+    prekeys: tuple[_Stored, ...]
+    hybrid: tuple[_StoredHybrid, ...] = ()
     """A field of its own, since earlier releases read the file, too, and know only the first suite."""
 
 
-class _KeptPurpose(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+class _StoredPurpose(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     certificate: KeyCertificate
     private_key: str
     """In hex."""
 
 
-class _KeptPurposes(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
-    keys: tuple[_KeptPurpose, ...]
+class _StoredPurposes(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
+    keys: tuple[_StoredPurpose, ...]
     void_before_ms: int = 0
 
 
@@ -303,23 +303,23 @@ class Keystore:
         drop_unfinished(self._prekeys_path)
         self._prekeys_path.unlink(missing_ok=True)
 
-    def read_purpose_keys(self) -> KeptPurposeKeys:
+    def read_purpose_keys(self) -> PurposeKeySet:
         """Raises UnsafeHome if others can read or replace them. What cannot be read is made anew by a start."""
         path = self._purposes_path
         drop_unfinished(path)
         if not is_there(path):
-            return KeptPurposeKeys()
+            return PurposeKeySet()
         data = read_secret_bytes(path, FILE_BYTES_MAX)
         try:
             kept = _open_purposes(self._locker, path, data)
         except (ValueError, LockedHome) as wrong:
             log.warning("keystore.purpose_keys_replaced", extra={"path": str(path), "reason": str(wrong)})
-            return KeptPurposeKeys()
+            return PurposeKeySet()
         if self._locker is not None and not is_locked(data):
             self.save_purpose_keys(kept)
         return kept
 
-    def save_purpose_keys(self, kept: KeptPurposeKeys) -> None:
+    def save_purpose_keys(self, kept: PurposeKeySet) -> None:
         make_owned_folder(self._purposes_path.parent, exist_ok=True)
         save_secret(self._purposes_path, self._sealed(encode_purpose_keys(kept)))
 
@@ -409,8 +409,8 @@ def _open_prekeys(locker: Locker | None, path: Path, data: bytes) -> tuple[Priva
 
 
 def encode_prekeys(prekeys: Sequence[PrivatePrekey]) -> str:
-    kept = _KeptPrekeys(
-        tuple(_Kept(each.prekey, each.private_key.hex()) for each in prekeys if each.prekey.suite == SUITE),
+    kept = _StoredPrekeys(
+        tuple(_Stored(each.prekey, each.private_key.hex()) for each in prekeys if each.prekey.suite == SUITE),
         tuple(_kept_hybrid(each) for each in prekeys if each.prekey.suite == HYBRID_SUITE),
     )
     return msgspec.json.encode(kept).decode()
@@ -418,7 +418,7 @@ def encode_prekeys(prekeys: Sequence[PrivatePrekey]) -> str:
 
 def decode_prekeys(data: bytes) -> tuple[PrivatePrekey, ...]:
     """Raises ValueError if they are none."""
-    read = msgspec.json.decode(data, type=_KeptPrekeys)
+    read = msgspec.json.decode(data, type=_StoredPrekeys)
     hybrid = read.hybrid if HYBRID_SUITE in SUITES else ()
     return (
         *(PrivatePrekey(each.prekey, bytes.fromhex(each.private_key)) for each in read.prekeys),
@@ -429,28 +429,28 @@ def decode_prekeys(data: bytes) -> tuple[PrivatePrekey, ...]:
     )
 
 
-def _open_purposes(locker: Locker | None, path: Path, data: bytes) -> KeptPurposeKeys:
+def _open_purposes(locker: Locker | None, path: Path, data: bytes) -> PurposeKeySet:
     """Raises LockedHome, and ValueError if they are none."""
     return decode_purpose_keys(_unlock(locker, path, data) if is_locked(data) else data)
 
 
-def encode_purpose_keys(kept: KeptPurposeKeys) -> str:
-    keys = tuple(_KeptPurpose(each.certificate, each.private_key.hex()) for each in kept.keys if each.certificate)
-    return msgspec.json.encode(_KeptPurposes(keys, kept.void_before_ms)).decode()
+def encode_purpose_keys(kept: PurposeKeySet) -> str:
+    keys = tuple(_StoredPurpose(each.certificate, each.private_key.hex()) for each in kept.keys if each.certificate)
+    return msgspec.json.encode(_StoredPurposes(keys, kept.void_before_ms)).decode()
 
 
-def decode_purpose_keys(data: bytes) -> KeptPurposeKeys:
+def decode_purpose_keys(data: bytes) -> PurposeKeySet:
     """Raises ValueError if they are none."""
-    read = msgspec.json.decode(data, type=_KeptPurposes)
+    read = msgspec.json.decode(data, type=_StoredPurposes)
     keys = tuple(PurposeKey(bytes.fromhex(each.private_key), each.certificate) for each in read.keys)
     if any(public_key(key) != certificate.key for key, certificate in keys if certificate is not None):
         raise ValueError("a certificate is of another key")
-    return KeptPurposeKeys(keys, read.void_before_ms)
+    return PurposeKeySet(keys, read.void_before_ms)
 
 
-def _kept_hybrid(made: PrivatePrekey) -> _KeptHybrid:
+def _kept_hybrid(made: PrivatePrekey) -> _StoredHybrid:
     prekey = made.prekey
-    return _KeptHybrid(made.private_key.hex(), prekey.not_before_ms, prekey.not_after_ms, prekey.signature)
+    return _StoredHybrid(made.private_key.hex(), prekey.not_before_ms, prekey.not_after_ms, prekey.signature)
 
 
 OPERATOR_DISPLAY: Final = "operator@local"

@@ -38,7 +38,7 @@ from covenant.daemon.schedulers import Scheduler
 from covenant.daemon.settings import Settings
 from covenant.daemon.settings_loader import Loaded
 from covenant.daemon.telemetry import Log, start_logging
-from covenant.daemon.watchdog import HealthStandIn, Watchdog
+from covenant.daemon.watchdog import HealthResponder, Watchdog
 from covenant.daemon.wiring.daemon import Daemon, open_daemon
 from covenant.model.errors import Unavailable
 
@@ -165,7 +165,7 @@ REFUSED_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Listening:
+class DaemonAddresses:
     url: str
     socket: Path
     agents: tuple[tuple[str, str], ...] = ()
@@ -174,7 +174,7 @@ class Listening:
 
 NOTIFY_VARIABLE: Final = "NOTIFY_SOCKET"
 
-Announce = Callable[[Listening], None]
+Announce = Callable[[DaemonAddresses], None]
 
 
 def run_daemon(
@@ -212,7 +212,7 @@ async def _live(
         url = daemon.base.listeners.url
         tenant = daemon.base.storage.ledger.tenant
         served = tuple(agent.key for agent in found if tenant(agent.tenant) is not None)
-        listening = Listening(url, settings.home / SOCKET_NAME, served)
+        listening = DaemonAddresses(url, settings.home / SOCKET_NAME, served)
         if demo:
             await open_demo(daemon)
         with ExitStack() as left:
@@ -344,7 +344,7 @@ def _watchdog(daemon: Daemon) -> Watchdog:
         lambda: workers.threads_abandoned,
     )
     loop = asyncio.get_running_loop()
-    stand_in = HealthStandIn(
+    stand_in = HealthResponder(
         (daemon.base.listeners.http,),
         lambda made: loop.call_soon_threadsafe(server.adopt, made),
         connections_max=daemon.base.settings.http.connections_max,

@@ -44,7 +44,7 @@ _STREAMS: Final[dict[object, LogStream]] = {"stdout": "stdout", "stderr": "stder
 _encode = msgspec.json.Encoder().encode
 
 
-class _KeptLine(msgspec.Struct, frozen=True):
+class _StoredLine(msgspec.Struct, frozen=True):
     task_id: TaskId
     line: LogLine
 
@@ -72,7 +72,7 @@ class TaskLogFile:
             self._written.popitem(last=False)
         if count <= KEPT_LINES_MAX and len(self._waiting) < WAITING_MAX:
             with self._changed:
-                self._waiting.append(_encode(_KeptLine(task_id, line)) + b"\n")
+                self._waiting.append(_encode(_StoredLine(task_id, line)) + b"\n")
                 self._changed.notify()
 
     async def older(self, task_id: TaskId, before: int) -> Sequence[LogLine]:
@@ -81,7 +81,7 @@ class TaskLogFile:
     def _read(self, task_id: TaskId, before: int) -> Sequence[LogLine]:
         """Reads both files from their beginnings: they are small, and nobody asks often."""
         named, found = task_id.encode(), deque[LogLine](maxlen=TASK_LINES_MAX)
-        decode = msgspec.json.Decoder(_KeptLine).decode
+        decode = msgspec.json.Decoder(_StoredLine).decode
         for name in (FILE_BEFORE, FILE):
             with suppress(OSError), (self._folder / name).open("rb") as file:
                 for row in file:
@@ -134,9 +134,9 @@ class TaskLogFile:
                     file.writelines(rows)
                 aside.replace(self._folder / name)
 
-    def _rows(self, name: str) -> Iterator[tuple[bytes, _KeptLine | None]]:
+    def _rows(self, name: str) -> Iterator[tuple[bytes, _StoredLine | None]]:
         """None for half a line, which a crash left."""
-        decode = msgspec.json.Decoder(_KeptLine).decode
+        decode = msgspec.json.Decoder(_StoredLine).decode
         with suppress(FileNotFoundError), (self._folder / name).open("rb") as file:
             for row in file:
                 try:

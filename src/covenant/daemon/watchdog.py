@@ -44,7 +44,7 @@ class Hold(NamedTuple):
     agent: str | None
 
 
-class HealthStandIn:
+class HealthResponder:
     """Answers `/healthz` from the watchdog's thread. `hand_over` takes every other connection.
 
     `connections_max`: accepted in one hold; further ones wait in the system's queue.
@@ -156,7 +156,7 @@ FRAMES_MAX: Final = 12
 """The most frames of a stack in a log line, the innermost ones."""
 
 
-class StandIn(Protocol):
+class HoldResponder(Protocol):
     def serve(self, hold: Hold, over: Callable[[], bool]) -> None:
         """Waits until the hold is over."""
 
@@ -182,7 +182,7 @@ class Watchdog:
     def __init__(
         self,
         *,
-        stand_in: StandIn,
+        stand_in: HoldResponder,
         agent_at: Callable[[FrameType], str | None],
         log: Log,
         held: Callable[[float], None],

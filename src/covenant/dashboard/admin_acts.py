@@ -18,7 +18,7 @@ TRUST: Final = (
 )
 
 
-def in_fours(key: str) -> str:
+def group_by_four(key: str) -> str:
     """A key in groups of four characters, to be read aloud: as the page Peers has it."""
     return " ".join(key[at : at + 4] for at in range(0, len(key), 4))
 
@@ -32,9 +32,9 @@ class TrustAct(Act):
         peer = (await context.run("show_peer", peerId=context.text("peer"))).peer
         rows: list[tuple[str, Any]] = [
             ("Peer", peer.name),
-            ("Fingerprint", tag("code", in_fours(peer.id))),
+            ("Fingerprint", tag("code", group_by_four(peer.id))),
             ("Its id", tag("code", peer.id)),
-            ("Its key", tag("code", in_fours(peer.public_key or "") or "not shown yet")),
+            ("Its key", tag("code", group_by_four(peer.public_key or "") or "not shown yet")),
             ("Trust now", peer.trust_level.value),
         ]
         chosen = context.text("level") or peer.trust_level.value

@@ -17,7 +17,7 @@ from covenant.dashboard.act_pages import Act, ActPages
 from covenant.dashboard.admin_acts import DelegationAct, GrantAct, RevokeAct, TenantAct, TrustAct
 from covenant.dashboard.audit_export import AuditExport
 from covenant.dashboard.curl_command import CurlEndpoint
-from covenant.dashboard.feed import FeedClock, FeedEndpoint
+from covenant.dashboard.feed import FeedCollector, FeedEndpoint
 from covenant.dashboard.file_download import FileDownload
 from covenant.dashboard.form_page import FormPage, tag
 from covenant.dashboard.login_pages import CodePage, LoginPage, LogoutPage
@@ -97,7 +97,7 @@ class Dashboard:
         }
 
     @property
-    def schedulers(self) -> tuple[FeedClock, RateSampler]:
+    def schedulers(self) -> tuple[FeedCollector, RateSampler]:
         return self.feed.clock, self.sampler
 
     def routes(self) -> Sequence[BaseRoute]:

@@ -106,7 +106,7 @@ class FeedRing:
         return found
 
 
-class FeedClock:
+class FeedCollector:
     """Collects changes while somebody reads the feed, and for `LINGER_S` afterwards."""
 
     def __init__(self, ledger: Ledger, *, followers_max: int) -> None:
@@ -245,7 +245,7 @@ class FeedEndpoint(Endpoint):
         self._sessions = sessions
         self._base_url = base_url
         self._node = node
-        self.clock: Final = FeedClock(self._ledger, followers_max=followers_max)
+        self.clock: Final = FeedCollector(self._ledger, followers_max=followers_max)
         self._written: tuple[tuple[int, int], bytes] = ((-1, -1), b"")
         """The frames last written for readers that see everything, with the positions that they span."""
 

@@ -18,7 +18,7 @@ from covenant.model.ids import parse_task_id
 from covenant.wire.json_input import shorten
 
 
-class _Asked(msgspec.Struct, frozen=True, gc=False):
+class _DownloadRequest(msgspec.Struct, frozen=True, gc=False):
     task_id: str
     sha256: str
 
@@ -33,7 +33,7 @@ class FileDownload(Endpoint):
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  (of every endpoint)
         session: UiSession = scope[SESSION]
         try:
-            request = msgspec.convert(query_of(scope), _Asked)
+            request = msgspec.convert(query_of(scope), _DownloadRequest)
         except msgspec.ValidationError as wrong:
             raise Invalid("invalid_request", shorten(str(wrong))) from None
         task_id, stored = parse_task_id(request.task_id), self._stored

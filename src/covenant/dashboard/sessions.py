@@ -118,7 +118,7 @@ class Sessions:
         return self._begin(Role.OPERATOR if principal.operator else Role.VIEWER, principal, None)
 
     async def _turned_away(self, reason: str, address: str) -> Refusal:
-        return await self._identity_auth.turned_away(reason, transport=TRANSPORT, address=address)
+        return await self._identity_auth.audit_refused_caller(reason, transport=TRANSPORT, address=address)
 
     def _begin(self, role: Role, principal: Principal, caller: Caller | None) -> tuple[UiSession, str]:
         now_ms = self._now_ms()

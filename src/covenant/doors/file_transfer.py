@@ -17,7 +17,7 @@ import msgspec
 from starlette.routing import BaseRoute, Route
 from starlette.types import Message, Receive, Scope, Send
 
-from covenant.doors.http.bearer_auth import TenantGate, credential_of, principal_of
+from covenant.doors.http.bearer_auth import TenantAuth, credential_of, principal_of
 from covenant.doors.http.endpoint import Endpoint, MethodRouter
 from covenant.doors.http.host_names import BaseUrl
 from covenant.doors.http.openapi import Described
@@ -114,7 +114,7 @@ class FileAccess(NamedTuple):
     """Access checks that the endpoints below share."""
 
     files: StoredFiles
-    gate: TenantGate
+    auth: TenantAuth
     identity_auth: IdentityAuth
     base_url: BaseUrl
 
@@ -125,14 +125,14 @@ class FileAccess(NamedTuple):
         principal = principal_of(self.identity_auth, credential) if tenant is None else None
         if principal is not None:
             return f"@{principal.agent.pubkey}"
-        return tenant or (await self.gate.enter(scope)).tenant.name
+        return tenant or (await self.auth.enter(scope)).tenant.name
 
     async def check(self, scope: Scope, space: str, owner: str) -> None:
         """Refuses a caller that may not read this file, as if the file did not exist."""
         credential = credential_of(scope)
         tenant, principal = self._tenant(credential), principal_of(self.identity_auth, credential)
         if tenant is None and principal is None:
-            tenant = (await self.gate.enter(scope)).tenant.name
+            tenant = (await self.auth.enter(scope)).tenant.name
         if tenant is not None and space_of(tenant) == space:
             return
         if principal is None or owner == UPLOAD:
@@ -142,10 +142,10 @@ class FileAccess(NamedTuple):
 
     def _tenant(self, credential: bytes | None) -> str | None:
         """The tenant of this credential, with one request of its rate spent."""
-        caller = self.gate.recognised(credential) if credential is not None else None
+        caller = self.auth.recognised(credential) if credential is not None else None
         if caller is None:
             return None
-        self.gate.limiter.admit(caller)
+        self.auth.limiter.admit(caller)
         return caller.tenant.name
 
 

@@ -282,7 +282,7 @@ class IpcSession:
 
     async def _turn_away(self, reason: str) -> None:
         try:
-            refusal = await self._api.identity_auth.turned_away(
+            refusal = await self._api.identity_auth.audit_refused_caller(
                 reason, transport=TRANSPORT, address=self._stream.address()
             )
         except Refusal as unaudited:
@@ -368,8 +368,8 @@ _NAMED: Final = msgspec.json.Decoder(_TaskNamed)
 
 def _log_call(log: FrameLog, kind: str, frame: bytes, reply: bytes) -> None:
     call = CapturedCall(log.now_ms(), "in", "socket", f"{kind} {_NAMED.decode(frame).task_id or ''}".rstrip(), {})
-    call.ask(frame)
-    call.tell(reply)
+    call.add_request(frame)
+    call.add_answer(reply)
     call.status, call.outcome = 200, "answer"
     log.offer(call)
 

@@ -85,16 +85,16 @@ class CapturedCall:
         self.task_id: TaskId | None = None
         """The task that the call belongs to, if it is known."""
 
-    def ask(self, piece: bytes) -> None:
+    def add_request(self, piece: bytes) -> None:
         self.request += piece[: max(0, CAPTURED_BYTES_MAX - len(self.request))]
         self.request_bytes += len(piece)
 
-    def tell(self, piece: bytes) -> None:
+    def add_answer(self, piece: bytes) -> None:
         self.answer += piece[: max(0, CAPTURED_BYTES_MAX - len(self.answer))]
         self.answer_bytes += len(piece)
 
 
-class KeptFrames(msgspec.Struct, frozen=True, gc=False):
+class FramePage(msgspec.Struct, frozen=True, gc=False):
     """`left_out`: older frames of the task that were dropped. `lost`: calls of any task that were not kept."""
 
     frames: tuple[LoggedFrame, ...]
@@ -147,14 +147,14 @@ class FrameLog:
         self._erased = True
         self._news.set()
 
-    async def read(self, task_id: TaskId) -> KeptFrames:
+    async def read(self, task_id: TaskId) -> FramePage:
         """The task's frames in the order of time, including all calls that are over by now."""
         await self._keep_all()
         known = self._tasks.get(task_id)
         if known is None or (self._erased and await self._belongs(task_id) is None):
-            return KeptFrames((), lost=self._lost)
+            return FramePage((), lost=self._lost)
         ordered = sorted(known.frames, key=lambda frame: frame.at_ms)
-        return KeptFrames(tuple(ordered), known.left_out, self._lost)
+        return FramePage(tuple(ordered), known.left_out, self._lost)
 
     async def forget_unknown(self) -> None:
         """Deletes the frames of tasks that no longer exist, also those that wait to be kept."""
@@ -205,7 +205,7 @@ class TurnCalls:
             return None
         call = CapturedCall(self._log.now_ms(), "out", "remote", f"{method} {url.partition('?')[0]}", headers)
         call.task_id = turn.task.id
-        call.ask(content)
+        call.add_request(content)
         return _TurnCall(self._log, call)
 
 
@@ -219,7 +219,7 @@ class _TurnCall:
         self._call.answered_ms = self._log.now_ms()
 
     def received(self, piece: bytes) -> None:
-        self._call.tell(piece)
+        self._call.add_answer(piece)
 
     def ended(self) -> None:
         self._log.offer(self._call)

@@ -57,7 +57,7 @@ ScheduleKey = tuple[str, str, str]
 """Tenant, agent and schedule."""
 
 
-class _Known(NamedTuple):
+class _ActiveSchedule(NamedTuple):
     schedule: Schedule
     definition: AgentDefinition
     after: After
@@ -72,7 +72,7 @@ class ScheduleRunner:
         self._ledger = ledger
         self._catalogue = catalogue
         self._writer = writer
-        self._known: dict[ScheduleKey, _Known] = {}
+        self._known: dict[ScheduleKey, _ActiveSchedule] = {}
         self._heap: list[tuple[int, ScheduleKey, int]] = []
         """When to act, on which schedule, for which moment."""
         self._next: dict[ScheduleKey, int] = {}
@@ -124,7 +124,7 @@ class ScheduleRunner:
                 heapq.heappush(self._heap, (now_ms + AGAIN_MS, key, moment_ms))
         return runs
 
-    def _push_next(self, key: ScheduleKey, known: _Known, moment_ms: int, now_ms: int) -> None:
+    def _push_next(self, key: ScheduleKey, known: _ActiveSchedule, moment_ms: int, now_ms: int) -> None:
         begin_ms = max(moment_ms, now_ms - known.schedule.catch_up_s * 1000 - 1, known.resumed_ms)
         following_ms = known.after(begin_ms)
         self._next.pop(key, None)
@@ -157,14 +157,14 @@ class ScheduleRunner:
                     self._known[key] = known._replace(definition=definition)
                 continue
             try:
-                self._known[key] = known = _Known(schedule, definition, read_times(schedule), resumed_ms)
+                self._known[key] = known = _ActiveSchedule(schedule, definition, read_times(schedule), resumed_ms)
             except Refusal as refusal:
                 log.warning("schedule.unreadable", extra={"schedule": "/".join(key), "reason": refusal.message})
                 continue
             self._push_next(key, known, 0, now_ms)
         self._seen = seen
 
-    async def _submit(self, key: ScheduleKey, known: _Known, moment_ms: int) -> bool:
+    async def _submit(self, key: ScheduleKey, known: _ActiveSchedule, moment_ms: int) -> bool:
         """Whether the moment has its run now."""
         tenant, agent_id, schedule_id = key
         try:

@@ -394,9 +394,9 @@ class PushSender:
             del self._deliveries[key]
             self._scheduler.done(delivery.tenant, delivery.host)
             self._changed.set()
-            await self._look_after(delivery, key)
+            await self._deliver_until_done(delivery, key)
 
-    async def _look_after(self, delivery: _Delivery, key: Key) -> None:
+    async def _deliver_until_done(self, delivery: _Delivery, key: Key) -> None:
         """Checks whether there are more steps to deliver by now."""
         try:
             push = await self._find(key)

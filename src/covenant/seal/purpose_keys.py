@@ -63,14 +63,14 @@ class PurposeKey(NamedTuple):
         return sign_document(self.private_key, kind, document, msgspec.to_builtins(self.certificate))
 
 
-class KeptPurposeKeys(NamedTuple):
+class PurposeKeySet(NamedTuple):
     """`void_before_ms`: certificates that began earlier are void; the certificates of these keys say so."""
 
     keys: tuple[PurposeKey, ...] = ()
     void_before_ms: int = 0
 
 
-NO_PURPOSE_KEYS: Final = KeptPurposeKeys()
+NO_PURPOSE_KEYS: Final = PurposeKeySet()
 
 
 def certify(identity_private_key: bytes, purpose: KeyPurpose, now_ms: int, void_before_ms: int = 0) -> PurposeKey:

@@ -400,7 +400,7 @@ async def test_a_task_whose_function_was_changed_is_held_whatever_becomes_of_los
     await pool.idle()
     lost = LostWork(pool.ledger, {BOB.pubkey: _Policy(on_lost)}, 0)
     await lost.step()
-    lost.look_again()
+    lost.check_again()
     await lost.step()
     entry = await pool.ledger.entry(task_id)
     assert entry is not None

@@ -27,7 +27,7 @@ from covenant.doors.a2a.admission import Admission
 from covenant.doors.a2a.cards import CardPages, PublishedAgent, extended_cards
 from covenant.doors.a2a.http_bindings import PREFIX, A2ADoor
 from covenant.doors.a2a.operations import A2AServices
-from covenant.doors.http.bearer_auth import TenantGate
+from covenant.doors.http.bearer_auth import TenantAuth
 from covenant.doors.http.host_names import BaseUrl
 from covenant.doors.http.request_body import AnonymousPool
 from covenant.doors.metrics import Meter
@@ -199,7 +199,7 @@ async def open_a2a(
     pushes = PushConfigs(ledger, conversations.scope, check_push) if options.push_notifications else None
     base_url, publishing = BaseUrl(), PublishedAgent(options.open_agent, "loopback" if options.open_agent else "never")
     pool = AnonymousPool(bytes_max=64 * 2**20, body_ms=20_000)
-    gate = Admission(TenantGate(tenancy, TenantLimiter(now_ms)), catalogue, meter, base_url.of, publishing.admits, pool)
+    gate = Admission(TenantAuth(tenancy, TenantLimiter(now_ms)), catalogue, meter, base_url.of, publishing.admits, pool)
     features = [CardFeatures()]
     cards = Cards(lambda: features[-1], CardSigner(key))
     pages = CardPages(

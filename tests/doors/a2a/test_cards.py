@@ -22,7 +22,7 @@ from starlette.routing import Router
 
 from covenant.daemon.keystore import admit_operator
 from covenant.doors.a2a.cards import DESCRIBED, CardPages, PublishedAgent, extended_cards
-from covenant.doors.http.bearer_auth import TenantGate
+from covenant.doors.http.bearer_auth import TenantAuth
 from covenant.doors.http.host_names import BaseUrl
 from covenant.doors.http.openapi import document
 from covenant.doors.metrics import Meter
@@ -104,7 +104,7 @@ async def opened(
         pages = CardPages(
             cards,
             catalogue,
-            TenantGate(tenancy, TenantLimiter(now_ms)),
+            TenantAuth(tenancy, TenantLimiter(now_ms)),
             Meter(),
             base_url=base_url or BaseUrl(),
             publishing=publishing or PublishedAgent(),

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from covenant.doors.http import bearer_auth as tenant
-from covenant.doors.http.bearer_auth import TenantGate
+from covenant.doors.http.bearer_auth import TenantAuth
 from covenant.exchange.access.tenants import TenantLimiter
 from covenant.model.tenants import DEFAULT, TenantLimits
 from tests.doors.clients import HttpConnection
@@ -29,8 +29,8 @@ CHANGES: dict[str, Change] = {
 }
 
 
-def gate_of(under_test: DoorsUnderTest) -> TenantGate:
-    return TenantGate(under_test.tenancy, TenantLimiter(now_ms))
+def gate_of(under_test: DoorsUnderTest) -> TenantAuth:
+    return TenantAuth(under_test.tenancy, TenantLimiter(now_ms))
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)

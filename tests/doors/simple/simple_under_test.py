@@ -20,7 +20,7 @@ from covenant.agents.process_agent import ProcessAgent
 from covenant.agents.runtime.worker_pool import WorkerPool
 from covenant.daemon.keystore import admit_operator
 from covenant.daemon.wiring.doors import tenant_routes
-from covenant.doors.http.bearer_auth import TenantGate
+from covenant.doors.http.bearer_auth import TenantAuth
 from covenant.doors.metrics import Meter
 from covenant.exchange.a2a_service import A2AExchange
 from covenant.exchange.access.identities import operator_agent
@@ -156,7 +156,7 @@ async def open_simple(
     workers = WorkerPool(ledger, delegations=lambda pool: Delegations(ledger, catalogue, pool))
     await tenancy.open()
     conversations = A2AExchange(ledger, catalogue, workers, uuid_source(), A2aSettings())
-    gate, a2a = TenantGate(tenancy, TenantLimiter(clock)), settings or A2aSettings(inbound_rate_per_min=0)
+    gate, a2a = TenantAuth(tenancy, TenantLimiter(clock)), settings or A2aSettings(inbound_rate_per_min=0)
     router = Router(
         tenant_routes(a2a, ledger, catalogue, conversations, gate, meter=Meter(), tools=tools, link=unlinked)
     )

@@ -18,7 +18,7 @@ from typing import Any, Final, Self, TypeVar
 from covenant.daemon.keystore import Keystore, decode_purpose_keys
 from covenant.daemon.wiring.peer_keys import PURPOSES
 from covenant.seal.keys import COST_MIN, Locker, derived_secret
-from covenant.seal.purpose_keys import KeptPurposeKeys
+from covenant.seal.purpose_keys import PurposeKeySet
 from tests.cli.daemons import Daemon, Ran, covenant
 from tests.e2e.peers.proxy import Proxy
 from tests.engine_under_test import ON_POSTGRES, database_of, dump, ledger_settings, restore_dump, shared_secret
@@ -183,7 +183,7 @@ class Node:
         assert ran.code == 0, ran
         self.start()
 
-    def purpose_keys(self) -> KeptPurposeKeys:
+    def purpose_keys(self) -> PurposeKeySet:
         """As its home has them; or, where several daemons could share its ledger, as that has them."""
         store = Keystore(self.home, None)
         if not ON_POSTGRES:

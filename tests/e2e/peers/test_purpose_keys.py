@@ -8,7 +8,7 @@ from covenant.peers.directory.instance_keys import RENEWED_MS
 from covenant.seal.envelope import seal
 from covenant.seal.identity import InstanceIdentity
 from covenant.seal.keys import nonce
-from covenant.seal.purpose_keys import KeptPurposeKeys, PurposeKey, certify
+from covenant.seal.purpose_keys import PurposeKey, PurposeKeySet, certify
 from covenant.wire.peers import decode_introduction
 from tests.e2e.peers.faults import two
 from tests.e2e.peers.peer_daemons import API, Node, call, until
@@ -103,7 +103,7 @@ def age_keys(node: Node) -> None:
     identity = store.read_instance_key() or store.read_key()
     assert identity is not None
     then_ms = now_ms() - 3 * RENEWED_MS
-    store.save_purpose_keys(KeptPurposeKeys(tuple(certify(identity, purpose, then_ms) for purpose in KeyPurpose)))
+    store.save_purpose_keys(PurposeKeySet(tuple(certify(identity, purpose, then_ms) for purpose in KeyPurpose)))
     node.start()
 
 

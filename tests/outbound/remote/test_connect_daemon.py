@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from covenant.agents.api import Agent, Turn
-from covenant.daemon.connect import Connecting, Options, connect, open_card
+from covenant.daemon.connect import Options, RemoteConnection, connect, open_card
 from covenant.model.agent_card import RemoteInterface
 from covenant.model.content import Json, Text
 from covenant.model.task import Hop
@@ -51,7 +51,7 @@ async def sleep(turn: Turn) -> AsyncIterator[Any]:
     await asyncio.Event().wait()
 
 
-def to(under_test: A2AUnderTest, agent: str, **options: Any) -> Connecting:
+def to(under_test: A2AUnderTest, agent: str, **options: Any) -> RemoteConnection:
     given = {"token": under_test.token, "allow_private": (HERE,), "poll_s": 0.02, "timeout_s": 20.0, **options}
     return connect(under_test.url(agent), **given)
 
@@ -142,7 +142,7 @@ async def test_leaving_a_stream_leaves_the_task_at_work_and_calling_it_off_ends_
         for stream in (left, off):
             await anext(stream)
         await left.aclose()
-        await off.call_off()
+        await off.cancel()
         assert left.task_id is not None
         assert off.task_id is not None
         assert not (await remote.get(left.task_id)).state.terminal

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from covenant.daemon.connect import Connecting, connect
+from covenant.daemon.connect import RemoteConnection, connect
 from covenant.model.task_view import RemoteArtifact, RemoteTask, TaskState
 from covenant.outbound.call_errors import AddressRefused
 from covenant.outbound.remote.remote_client import RemoteStream
@@ -18,7 +18,7 @@ every_way = pytest.mark.parametrize("way", WAYS, ids=[f"{binding} {version}" for
 streams_and_polls = pytest.mark.parametrize("streams", [True, False], ids=["by stream", "by polls"])
 
 
-def to(server: SdkServer, path: str = "", **options: object) -> Connecting:
+def to(server: SdkServer, path: str = "", **options: object) -> RemoteConnection:
     return connect(server.url(path), allow_private=LOCAL, poll_s=0.02, timeout_s=BOUND_S, **options)  # type: ignore[arg-type]
 
 

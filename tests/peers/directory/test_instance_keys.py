@@ -17,7 +17,7 @@ from covenant.seal.identity import (
     sign_change,
 )
 from covenant.seal.keys import new_private_key
-from covenant.seal.purpose_keys import KEY_PERIOD_MS, KeptPurposeKeys
+from covenant.seal.purpose_keys import KEY_PERIOD_MS, PurposeKeySet
 from tests.seal.instances import Opened, open_
 
 NOW = 1_800_000_000_000
@@ -99,7 +99,7 @@ def test_a_ring_that_is_loaded_again_opens_what_was_sealed_before() -> None:
     keyring, saved = ring()
     sender, _ = ring()
     envelope = sealed(sender, keyring, NOW)
-    kept = KeptPurposeKeys(keyring.purpose_keys())
+    kept = PurposeKeySet(keyring.purpose_keys())
     again = InstanceKeys(keyring.private_key, saved.prekeys, saved, purpose_keys=kept)
     assert again.id == keyring.id
     assert opened(again, sender, envelope, NOW).body == b"{}"
@@ -186,7 +186,7 @@ def test_neither_ring_nor_key_shows_a_secret_when_printed() -> None:
 
 
 def test_each_purpose_has_a_key_that_is_saved_before_it_signs_and_replaced_each_month() -> None:
-    saved: list[KeptPurposeKeys] = []
+    saved: list[PurposeKeySet] = []
     keyring = InstanceKeys(new_private_key(), (), Saved(), save_purpose_keys=saved.append)
     reader = InstanceKeys(new_private_key(), (), Saved()).bundle(NOW)
     keyring.rotate(NOW)
@@ -205,7 +205,7 @@ def test_replaced_keys_that_cannot_be_saved_do_not_sign() -> None:
     keyring = InstanceKeys(new_private_key(), (), Saved())
     reader = keyring.bundle(NOW)
     stuck = InstanceKeys(
-        keyring.private_key, (), Saved(), purpose_keys=KeptPurposeKeys(keyring.purpose_keys()), save_purpose_keys=full
+        keyring.private_key, (), Saved(), purpose_keys=PurposeKeySet(keyring.purpose_keys()), save_purpose_keys=full
     )
     with pytest.raises(OSError, match="No space"):
         stuck.replace_purpose_keys(NOW + HOUR, compromised=True)

@@ -52,7 +52,7 @@ class NoteLedger(Protocol):
     async def keep_notes(self, tenant: str, agent_id: str, version: int, body: str) -> bool: ...
 
 
-class NotePlace(Protocol):
+class NoteStore(Protocol):
     """Stores the notes of one agent."""
 
     async def read(self) -> bytes | None: ...
@@ -104,7 +104,7 @@ class AgentMemories:
         self._locks: defaultdict[tuple[str, str], asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def of(self, tenant: str, agent_id: str) -> AgentMemory:
-        place: NotePlace
+        place: NoteStore
         if self._ledger is not None:
             place = NoteRow(self._ledger, tenant, agent_id)
         else:
@@ -113,7 +113,7 @@ class AgentMemories:
 
 
 class AgentMemory:
-    def __init__(self, place: NotePlace, lock: asyncio.Lock, now_ms: Callable[[], int]) -> None:
+    def __init__(self, place: NoteStore, lock: asyncio.Lock, now_ms: Callable[[], int]) -> None:
         self._place = place
         self._lock = lock
         self._now_ms = now_ms

@@ -34,7 +34,7 @@ class ChildResult(msgspec.Struct, frozen=True):
     ok: bool
 
 
-class ChildrenAsk(Exception):
+class ChildQuestionsRaised(Exception):
     """Called agents wait for a person. `told` has the answer of each call of a tool use; None if it waits."""
 
     def __init__(self, questions: Sequence[ChildQuestion], told: Sequence[str | None] = (None,)) -> None:

@@ -26,7 +26,7 @@ from pydantic_ai.settings import ModelSettings
 from pydantic_ai.usage import RunUsage, UsageLimits
 
 from covenant.agents.function_agent import earlier
-from covenant.agents.model.child_questions import ChildrenAsk
+from covenant.agents.model.child_questions import ChildQuestionsRaised
 from covenant.agents.model.conversation import ModelConversation, RunInput
 from covenant.agents.model.pydantic_agent import (
     CUT,
@@ -71,7 +71,7 @@ class Verdict(NamedTuple):
     words: str = ""
 
 
-class Asking(NamedTuple):
+class AdvisorCall(NamedTuple):
     """The turn in which an advisor is asked, its usage so far, its limits, and the callback for fallbacks."""
 
     job: Job
@@ -103,14 +103,14 @@ class ModelAdvisor:
     def redirects_max(self) -> int:
         return self._advisor.max_redirects
 
-    async def consult(self, question: str, asking: Asking) -> str:
+    async def consult(self, question: str, asking: AdvisorCall) -> str:
         return await self._ask(CONSULT, question, asking)
 
-    async def judge(self, request: str, answer: str, asking: Asking) -> Verdict:
+    async def judge(self, request: str, answer: str, asking: AdvisorCall) -> Verdict:
         shown = f"The user asked:\n{request}\n\nThe agent's answer:\n{answer}"
         return self._read(await self._ask(GATE, shown, asking))
 
-    async def _ask(self, role: str, shown: str, asking: Asking) -> str:
+    async def _ask(self, role: str, shown: str, asking: AdvisorCall) -> str:
         usage, limits = asking.usage, asking.limits
         instructions = "\n\n".join(filter(None, (role, self._advisor.prompt)))
         model = BoundedModel(self._model, self._request_s, self._fallbacks, asking.changed, job=asking.job)
@@ -233,7 +233,7 @@ class ModelAgent:
         model = BoundedModel(self._model, self._request_s, self._fallbacks, changed, job=job)
         # Recorded even if somebody else ends this turn: these tokens were used.
         job.spending.running = lambda: used(model.with_streamed(usage))
-        gated, asking = adviser is not None and adviser.gates, Asking(job, usage, self._limits(job), changed)
+        gated, asking = adviser is not None and adviser.gates, AdvisorCall(job, usage, self._limits(job), changed)
         toolbox = Toolbox(
             job,
             output,
@@ -291,7 +291,7 @@ class ModelAgent:
         agent, request = self._agent(job, toolbox, model), "\n".join(text_of(message.parts) for message in job.messages)
         prompt, before = prompt_of(job), history_of(await earlier(job, context=True))
         conversation = ModelConversation(job, output, toolbox)
-        asking = Asking(job, usage, limits, partial(_report_fallback, job, output))
+        asking = AdvisorCall(job, usage, limits, partial(_report_fallback, job, output))
 
         async def run(run_input: RunInput) -> AgentRunResult[Any]:
             async with agent.run_stream_events(
@@ -353,7 +353,7 @@ class ModelAgent:
             raise ApprovalRequired
         try:
             result = await toolbox.use(name, given, context.run_step)
-        except ChildrenAsk as asks:
+        except ChildQuestionsRaised as asks:
             raise CallDeferred(asks.metadata) from None
         # A sub-agent's usage is known now. The model must not go on beyond the task's tokens.
         self._check_tokens(job)

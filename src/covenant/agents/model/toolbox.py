@@ -20,7 +20,7 @@ import msgspec
 
 from covenant.agents.agent_directory import AgentDirectory, RemoteCardEntry
 from covenant.agents.model.agent_memory import AgentMemories, AgentMemory, MemoryNote
-from covenant.agents.model.child_questions import ChildQuestion, ChildrenAsk, ChildResult, question_of
+from covenant.agents.model.child_questions import ChildQuestion, ChildQuestionsRaised, ChildResult, question_of
 from covenant.agents.model.mcp_tools import McpTools, is_name
 from covenant.agents.model.tool_specs import (
     SHARED_BYTES_MAX,
@@ -213,7 +213,7 @@ class Toolbox:
         with self._job.model_calls.watch_tool(self._job, _span_name(spec, given)) as use:
             try:
                 body, ok = await self._run(spec, name, given, key)
-            except ChildrenAsk:
+            except ChildQuestionsRaised:
                 use.deferred = True
                 raise
             use.failed = None if ok else "tool_failed"
@@ -261,7 +261,7 @@ class Toolbox:
     def _result_text(self, name: str, answer: Answer) -> str:
         if answer.asks_approval:
             # A model must not approve in place of a person.
-            raise ChildrenAsk((question_of(name, answer),))
+            raise ChildQuestionsRaised((question_of(name, answer),))
         if answer.waits:
             self._asking[name] = answer
             return f"{name} asks: {answer.text}\n(call {name} again; your message will be the answer)"
@@ -280,7 +280,7 @@ class Toolbox:
     def resume(
         self, name: str, given: Mapping[str, Any], answers: Sequence[str | None], results: Sequence[ChildResult]
     ) -> str:
-        """The framed result of a deferred use (`ChildrenAsk`), once all called agents have answered."""
+        """The framed result of a deferred use (`ChildQuestionsRaised`), once all called agents have answered."""
         for result in results:
             self._output.sub(result.agent, self._job.task.depth + 1, result.text)
         left = iter(results)
@@ -296,14 +296,14 @@ class Toolbox:
         async def one(call: AgentMessage) -> str | ChildQuestion:
             try:
                 return await self.agent(call.agent, call.message)
-            except ChildrenAsk as asks:
+            except ChildQuestionsRaised as asks:
                 return asks.questions[0]
             except (ToolFailed, CovenantError) as error:
                 return f"{ERR}{error}"
 
         answers = await asyncio.gather(*(one(call) for call in calls))
         if questions := [answer for answer in answers if isinstance(answer, ChildQuestion)]:
-            raise ChildrenAsk(questions, [answer if isinstance(answer, str) else None for answer in answers])
+            raise ChildQuestionsRaised(questions, [answer if isinstance(answer, str) else None for answer in answers])
         return joined([call.agent for call in calls], map(str, answers))
 
     @tool("/a2a", "List the remote agents.")

@@ -17,7 +17,7 @@ import msgspec
 
 from covenant.agents.runtime.function_threads import TurnStopped
 from covenant.agents.runtime.step_failures import exception_of, failure_of
-from covenant.agents.runtime.turn_limits import AskLoop
+from covenant.agents.runtime.turn_limits import RunOnLoop
 from covenant.model.errors import Conflict, WrongType
 from covenant.model.question import Question
 from covenant.model.task_event import StepFailure, StepUpdate
@@ -153,7 +153,7 @@ def cancel_again() -> None:
     loop.call_soon(cancel)
 
 
-def perform_sync_step(steps: DurableSteps, name: str, function: Callable[[], T], ask: AskLoop) -> T:
+def perform_sync_step(steps: DurableSteps, name: str, function: Callable[[], T], ask: RunOnLoop) -> T:
     """The same in a thread, which asks the event loop for the ledger's part. Only its turn's end can cancel it."""
     step = ask(lambda: steps.begin(name))
     if step.found is not None:

@@ -1,6 +1,6 @@
 """Threads for plain functions: each turn runs in its own thread, and talks to the event loop by a `ThreadChannel`.
 
-A thread cannot be stopped from outside. When its turn is canceled or times out, the channel is closed: the next `tell`
+A thread cannot be stopped from outside. When its turn is canceled or times out, the channel is closed: the next `send`
 or `ask` raises `TurnStopped`. A thread that goes on regardless is abandoned: it is counted, and keeps its place among
 its agent's threads until it ends, so that a function that hangs uses up only its own agent's threads. They are daemon
 threads: none of them delays the end of the process.
@@ -63,7 +63,7 @@ class ThreadChannel:
         self._closed = False
         self._arrived = asyncio.Event()
 
-    def tell(self, text: str) -> None:
+    def send(self, text: str) -> None:
         """Sends a text. Does not wait, unless the loop is far behind."""
         self._put(text)
 
@@ -73,7 +73,7 @@ class ThreadChannel:
         self._put(question)
         return question.answer.result()
 
-    def hang_up(self) -> None:
+    def end(self) -> None:
         with contextlib.suppress(TurnStopped):
             self._put(None)
 
@@ -210,7 +210,7 @@ def _start(
             pass
         except BaseException as raised:  # noqa: BLE001  (it is raised again where the turn is awaited)
             error = raised
-        channel.hang_up()
+        channel.end()
         with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends
             loop.call_soon_threadsafe(settle, error)
 

@@ -21,7 +21,7 @@ from covenant.agents.runtime.agent_spans import begin_attempt
 from covenant.agents.runtime.durable_step import StepError
 from covenant.agents.runtime.function_threads import AgentThreads, TurnStopped
 from covenant.agents.runtime.model_calls import ModelCalls
-from covenant.agents.runtime.turn_limits import AskLoop, HeldTokens, Spending, TurnSlot, recall_usage
+from covenant.agents.runtime.turn_limits import HeldTokens, RunOnLoop, Spending, TurnSlot, recall_usage
 from covenant.agents.runtime.turn_output import FAILED, JobBuffer, JobServices, announce_attempt
 from covenant.agents.runtime.turn_steps import TurnSteps
 from covenant.exchange.file_source import FileSource
@@ -157,7 +157,7 @@ class Job(JobBuffer):
             self._loop.call_soon(self.cut, over)
         return over
 
-    def reserve(self, tokens: int, ask: AskLoop | None = None) -> HeldTokens:
+    def reserve(self, tokens: int, ask: RunOnLoop | None = None) -> HeldTokens:
         return HeldTokens(self.spending.budget, tokens, ask)
 
     @property

@@ -70,7 +70,7 @@ class LostWork:
         self._held: set[LeaseId] = set()
         self._unserved: set[LeaseId] = set()
 
-    def look_again(self) -> None:
+    def check_again(self) -> None:
         """Looks at held work again: a new or changed agent may decide about it."""
         self._rounds_left = 0
         self._held.clear()

@@ -177,7 +177,7 @@ DELEGATED: Final = "delegated"
 T = TypeVar("T")
 
 
-class AskLoop(Protocol):
+class RunOnLoop(Protocol):
     """From a thread: has the event loop do something, and waits for it."""
 
     @overload
@@ -191,7 +191,7 @@ class HeldTokens:
 
     __slots__ = ("_ask", "_budget", "_wanted", "tokens")
 
-    def __init__(self, budget: TokenBudget | None, wanted: int, ask: AskLoop | None) -> None:
+    def __init__(self, budget: TokenBudget | None, wanted: int, ask: RunOnLoop | None) -> None:
         """Without a budget any number is granted. `ask`: set if a thread enters it."""
         self._budget = budget
         self._wanted = wanted

@@ -196,7 +196,7 @@ class WorkerPool:
         known.on_lost = on_lost
         known.follows = follows
         known.rate.per_min = rate_per_min
-        self._lost_work.look_again()
+        self._lost_work.check_again()
 
     def _slots_of(self, tenant: str) -> TenantSlots:
         slots = self._slots.setdefault(tenant, TenantSlots(0, self._ledger.living))
@@ -449,7 +449,7 @@ class WorkerPool:
         except Refusal as refusal:
             log.warning("agent.release_refused", extra={"task_id": leased.task.id, "code": refusal.code})
 
-    def _put_down(self, job: Job, worker: PoolAgent, *, release: bool) -> Release | Interrupt:
+    def _give_up_lease(self, job: Job, worker: PoolAgent, *, release: bool) -> Release | Interrupt:
         """The command for work that a stop interrupts."""
         task_id, holder, lease_id = job.task.id, worker.identity, job.leased.lease.lease_id
         if release:
@@ -482,7 +482,7 @@ class WorkerPool:
                 self._note_abandoned(job)
             # Work whose agent still runs must not begin a second time beside it.
             release = worker.idempotent and ended
-            leaving.append(job.leave(self._put_down(job, worker, release=release)))
+            leaving.append(job.leave(self._give_up_lease(job, worker, release=release)))
             log.info("agent.put_down", extra=job.fields(released=release))
         left = await asyncio.gather(*leaving)
         self.handed_back += sum(each and not worker.follows for each, (_, worker) in zip(left, stopped, strict=True))

@@ -105,8 +105,8 @@ def check_ledger(home: Path, variables: Mapping[str, str], limits: Limits) -> Ch
         journal = _read_journal(folder, before, snapshot_seq, archive.archived_seq, limits)
     except Damaged as damaged:
         findings.append(wrong(f"the journal is damaged: {_describe(damaged)}", ACCEPT))
-        salvage = plan(home, archived_seq=archive.archived_seq, limits=limits, archive_lost=archive.lost)
-        return Checkup(tuple(findings), salvage)
+        repair_plan = plan(home, archived_seq=archive.archived_seq, limits=limits, archive_lost=archive.lost)
+        return Checkup(tuple(findings), repair_plan)
     findings += _report_journal(journal)
     findings += _check_keys(home, variables, journal.after)
     findings += _check_files(home / BLOBS_NAME, journal.after, None if archive.lost else home / ARCHIVE_NAME)
@@ -118,8 +118,8 @@ def check_ledger(home: Path, variables: Mapping[str, str], limits: Limits) -> Ch
             archive = _lost(home / ARCHIVE_NAME, str(error))
             findings += archive.findings
     if archive.lost:
-        salvage = plan(home, archived_seq=0, limits=limits, archive_lost=archive.lost)
-        return Checkup(tuple(findings), salvage)
+        repair_plan = plan(home, archived_seq=0, limits=limits, archive_lost=archive.lost)
+        return Checkup(tuple(findings), repair_plan)
     return Checkup((*findings, *odds), rebuild=bool(odds or archive.rejects))
 
 

@@ -25,7 +25,7 @@ import msgspec
 from covenant.daemon.home import JOURNAL_NAME
 from covenant.ledger.embedded.archive.apply_batch import REJECTS_MAX, read_rejects
 from covenant.ledger.embedded.archive.archive_file import ARCHIVE_NAME, SEQ_MAX, archived_seq_of, open_writer
-from covenant.ledger.embedded.archive.reconciliation import ArchiveTruth, reconcile
+from covenant.ledger.embedded.archive.reconciliation import ExpectedArchive, reconcile
 from covenant.ledger.embedded.disk import make_owned_folder, open_owned, sync_dir
 from covenant.ledger.embedded.journal import snapshot
 from covenant.ledger.embedded.journal.record import BadLine, Record, decode_line, encode_line
@@ -50,10 +50,10 @@ def wrong(what: str, way_out: str = BACKUP) -> CheckFinding:
 
 
 class Checkup(NamedTuple):
-    """`salvage`: what can be done about a damaged ledger. `rebuild`: the archive can be rebuilt without a loss."""
+    """`repair_plan`: what can be done about a damaged ledger. `rebuild`: the archive can be rebuilt without a loss."""
 
     findings: tuple[CheckFinding, ...]
-    salvage: Salvage | None = None
+    repair_plan: RepairPlan | None = None
     rebuild: bool = False
 
     @property
@@ -82,7 +82,7 @@ class Loss(NamedTuple):
         return max(self.seq, self.through) - self.seq + 1
 
 
-class Salvage(NamedTuple):
+class RepairPlan(NamedTuple):
     """A repaired ledger holds the records from `first_seq` to `last_seq`, except the losses.
 
     `archive_lost`: why the archive cannot be used; empty if it can.
@@ -115,14 +115,14 @@ class _Folded(NamedTuple):
     """The line without its lost events; None if all of them are lost."""
 
 
-def plan(home: Path, *, archived_seq: int, limits: Limits, archive_lost: str = "") -> Salvage:
+def plan(home: Path, *, archived_seq: int, limits: Limits, archive_lost: str = "") -> RepairPlan:
     """Finds what would be lost. Only reads."""
     folded = _fold(home / JOURNAL_NAME, archived_seq, limits)
     first_seq = min(folded.snapshot_seq, archived_seq) + 1
-    return Salvage(first_seq, folded.last_seq, tuple(folded.losses), limits, archive_lost)
+    return RepairPlan(first_seq, folded.last_seq, tuple(folded.losses), limits, archive_lost)
 
 
-def carry_out(home: Path, salvage: Salvage, now_ms: int) -> Path:
+def carry_out(home: Path, repair_plan: RepairPlan, now_ms: int) -> Path:
     """Replaces the damaged ledger. Returns where the damaged files are now."""
     folder = home / JOURNAL_NAME
     aside = home / f"{JOURNAL_NAME}.damaged-{now_ms}"
@@ -133,20 +133,20 @@ def carry_out(home: Path, salvage: Salvage, now_ms: int) -> Path:
         _link(path, aside / path.name)
     sync_dir(aside)
     archive = home / ARCHIVE_NAME
-    if salvage.archive_lost:
+    if repair_plan.archive_lost:
         for name in (ARCHIVE_NAME, f"{ARCHIVE_NAME}-wal", f"{ARCHIVE_NAME}-shm"):
             if (home / name).exists():
                 (home / name).rename(aside / name)
         sync_dir(aside)
     with closing(open_writer(archive, lasting=True)) as db:
         archived_seq = archived_seq_of(db)
-        folded = _fold(folder, archived_seq, salvage.limits)
+        folded = _fold(folder, archived_seq, repair_plan.limits)
         earlier, later = _kept(folder, folded, archived_seq), _kept(folder, folded, folded.snapshot_seq)
         before_snapshot = (line for seq, line in earlier if seq <= folded.snapshot_seq)
         after_snapshot = (line for _, line in later)
         reconcile(
             db,
-            ArchiveTruth(
+            ExpectedArchive(
                 folded.snapshot_seq, folded.before, folded.after, before_snapshot, after_snapshot, folded.last_seq
             ),
         )
@@ -169,7 +169,7 @@ def rebuild_archive(home: Path, limits: Limits, now_ms: int) -> Path | None:
         kept = _save_rejects(home, db, now_ms)
         earlier = (line for seq, line in _kept(folder, folded, archived_seq) if seq <= folded.snapshot_seq)
         seq = folded.snapshot_seq
-        reconcile(db, ArchiveTruth(seq, folded.before, folded.after, earlier, (), seq))
+        reconcile(db, ExpectedArchive(seq, folded.before, folded.after, earlier, (), seq))
         db.execute(CHECKPOINT).fetchone()
         db.execute("DELETE FROM rejects WHERE seq <= ?", (archived_seq,))
     (home / SEEN).unlink(missing_ok=True)

@@ -100,7 +100,7 @@ class AgentSync:
         """
         for key in self._served.difference(agent.key for agent in found):
             self._stop_serving(*key)
-        self.stacks.learn(found)
+        self.stacks.set_agents(found)
         self._found = tuple(found)
         for agent in found:
             if not self._is_there(agent.tenant):
@@ -165,7 +165,7 @@ class AgentSync:
                 self._register(tenant_name, definition, body)
                 if self._remotes is not None and definition.kind_rules.place == "remote":
                     identity = self._catalogue.identity(tenant_name, agent_id)
-                    self._remotes.cancels.look_after(identity, _target(definition))
+                    self._remotes.cancels.resume(identity, _target(definition))
                 if agent_id not in (INDEX, ELSEWHERE, PEERS):
                     self._log.info("agents.registered", agent=agent_id, tenant=tenant_name)
         self._programs, self._seen = wanted, seen

@@ -23,7 +23,7 @@ from covenant.daemon.tenant_files import HomeFiles
 from covenant.daemon.watched_file import read_home_file
 from covenant.daemon.wiring.remote_agents import Outbound, open_outbound
 from covenant.daemon.wiring.storage import SYSTEM_CLOCKS, Clocks, Storage, open_storage
-from covenant.doors.http.bearer_auth import TenantGate
+from covenant.doors.http.bearer_auth import TenantAuth
 from covenant.exchange.access.identities import IdentityAdmin
 from covenant.exchange.access.principals import IdentityAuth
 from covenant.exchange.access.tenants import TenantAccess, TenantLimiter
@@ -121,7 +121,7 @@ def _make_frame_log(settings: Settings, storage: Storage) -> FrameLog | None:
 class Access:
     identity_auth: IdentityAuth
     identity_admin: IdentityAdmin
-    gate: TenantGate
+    tenant_auth: TenantAuth
     catalogue: Catalogue
     mailbox: MailboxExchange
     intake: Intake
@@ -174,7 +174,7 @@ async def open_access(settings: Settings, storage: Storage, telemetry: Telemetry
     return Access(
         identity_auth=identity_auth,
         identity_admin=identity_admin,
-        gate=TenantGate(tenants, TenantLimiter(ledger.clock.monotonic_ms, settings.tenants, ledger.living)),
+        tenant_auth=TenantAuth(tenants, TenantLimiter(ledger.clock.monotonic_ms, settings.tenants, ledger.living)),
         catalogue=catalogue,
         mailbox=mailbox,
         intake=intake,

@@ -31,12 +31,12 @@ from covenant.doors.a2a.cards import CardPages, PublishedAgent, extended_cards
 from covenant.doors.a2a.http_bindings import DESCRIBED as A2A_DESCRIBED
 from covenant.doors.a2a.http_bindings import PREFIX, A2ADoor
 from covenant.doors.a2a.operations import A2AServices
-from covenant.doors.a2a.own_agents import ActingGate, OwnAgents
+from covenant.doors.a2a.own_agents import ActingTenantAuth, OwnAgents
 from covenant.doors.file_transfer import DESCRIBED as FILES_DESCRIBED
 from covenant.doors.file_transfer import FileAccess, file_routes
 from covenant.doors.http import endpoint
 from covenant.doors.http.app import HttpDoor, TracedDoor, build_http
-from covenant.doors.http.bearer_auth import TenantGate, certificate_credential
+from covenant.doors.http.bearer_auth import TenantAuth, certificate_credential
 from covenant.doors.http.frame_capture import capture_into
 from covenant.doors.http.host_names import AllowedOrigins, BaseUrl, as_host
 from covenant.doors.http.openapi import routes_of
@@ -123,7 +123,7 @@ def make_doors(base: Base, agents: Agents, peers: Peers | None, sources: Mapping
     pages = CardPages(
         cards,
         access.catalogue,
-        access.gate,
+        access.tenant_auth,
         meter,
         base_url=base_url,
         publishing=published,
@@ -140,7 +140,7 @@ def make_doors(base: Base, agents: Agents, peers: Peers | None, sources: Mapping
             ledger,
             access.catalogue,
             agents.exchange,
-            access.gate,
+            access.tenant_auth,
             meter=meter,
             tools=agents.features.set_up.tools,
             link=_file_link(base),
@@ -157,7 +157,7 @@ def make_doors(base: Base, agents: Agents, peers: Peers | None, sources: Mapping
         waits=waits,
         meter=meter,
         version=covenant.__version__,
-        limiter=access.gate.limiter,
+        limiter=access.tenant_auth.limiter,
         legacy_kinds=settings.doors.legacy_kinds,
     )
     a2a = A2ADoor(admission, services, pages.agent_page(), body_bytes_max=settings.http.body_bytes_max)
@@ -187,7 +187,7 @@ def _make_admission(
 ) -> Admission:
     access = base.access
     return Admission(
-        access.gate,
+        access.tenant_auth,
         access.catalogue,
         base.telemetry.meter,
         base_url.of,
@@ -208,10 +208,10 @@ def _make_peer_server(base: Base, peers: Peers | None, pool: AnonymousPool, tls:
 
 
 def _make_own_agents(base: Base, admission: Admission, services: A2AServices, pages: CardPages) -> OwnAgents:
-    """The same doors once more, behind a gate that lets an operator act as a tenant."""
-    gate = ActingGate(base.access.gate.tenancy, base.access.gate.limiter)
-    acting = replace(admission, tenants=gate, admits=lambda _agent, _scope: False)
-    cards = pages.behind(gate)
+    """The same doors once more, for an operator who acts as a tenant."""
+    auth = ActingTenantAuth(base.access.tenant_auth.tenancy, base.access.tenant_auth.limiter)
+    acting = replace(admission, tenants=auth, admits=lambda _agent, _scope: False)
+    cards = pages.with_auth(auth)
     door = A2ADoor(acting, services, cards.agent_page(), body_bytes_max=base.settings.http.body_bytes_max)
     return OwnAgents(door, cards.routes(), _make_acting_grpc(base, acting, services))
 
@@ -219,17 +219,17 @@ def _make_own_agents(base: Base, admission: Admission, services: A2AServices, pa
 def _make_services(
     base: Base, agents: Agents, peers: Peers | None, sources: Mapping[str, Source], own: OwnAgents
 ) -> Services:
-    access, ledger = base.access, base.storage.ledger
+    access, ledger, limiter = base.access, base.storage.ledger, base.access.tenant_auth.limiter
     codes = LoginCodes(ledger, access.identity_auth, _local_url(base)) if _serves_ui(base.settings) else None
     return Services(
         access.mailbox,
         access.identity_admin,
         ledger,
-        access.gate.tenancy,
+        access.tenant_auth.tenancy,
         access.catalogue,
         base.telemetry.task_logs,
         access.intake,
-        TenantUsage(ledger, access.gate.limiter, access.files, _default_limits(base.settings), agents.workers.turns),
+        TenantUsage(ledger, limiter, access.files, _default_limits(base.settings), agents.workers.turns),
         peers=peers.admin if peers is not None else None,
         login_codes=codes,
         backups=base.storage.backups,
@@ -259,11 +259,11 @@ def _tls_reloaders(base: Base) -> tuple[Scheduler, ...]:
 
 def _server_tls(base: Base) -> ServerTls | None:
     """None: the doors speak without TLS."""
-    files, access = base.listeners.tls, base.access
+    files, tenancy, identities = base.listeners.tls, base.access.tenant_auth.tenancy, base.access.identity_auth
 
     def credential_of(names: Sequence[str]) -> bytes | None:
         """None if the certificate names no tenant: its client is treated as one without a certificate."""
-        known = access.gate.tenancy.recognise_certificate(names) or access.identity_auth.recognise_certificate(names)
+        known = tenancy.recognise_certificate(names) or identities.recognise_certificate(names)
         return certificate_credential(names) if known is not None else None
 
     return ServerTls(files.context, certificate_names, credential_of) if files is not None else None
@@ -283,7 +283,7 @@ def tenant_routes(
     ledger: Ledger,
     catalogue: Catalogue,
     exchange: A2AExchange,
-    gate: TenantGate,
+    auth: TenantAuth,
     *,
     meter: Meter,
     tools: Sequence[Tool],
@@ -300,11 +300,11 @@ def tenant_routes(
     )
     texts = SimpleExchange(ledger, catalogue, exchange, new_id, tools=tools, limits=limits, living=ledger.living)
     return [
-        *endpoint.tenant_routes(native.AgentDoor(catalogue), gate, meter, body_bytes_max=native.AGENT_BYTES_MAX),
-        *endpoint.tenant_routes(native.RequestDoor(tasks), gate, meter, body_bytes_max=native.REQUEST_BYTES_MAX),
-        *endpoint.tenant_routes(runs, gate, meter, body_bytes_max=2 * settings.message_bytes_max),
+        *endpoint.tenant_routes(native.AgentDoor(catalogue), auth, meter, body_bytes_max=native.AGENT_BYTES_MAX),
+        *endpoint.tenant_routes(native.RequestDoor(tasks), auth, meter, body_bytes_max=native.REQUEST_BYTES_MAX),
+        *endpoint.tenant_routes(runs, auth, meter, body_bytes_max=2 * settings.message_bytes_max),
         *endpoint.tenant_routes(
-            simple.SimpleDoor(texts, link), gate, meter, body_bytes_max=simple.BODY_BYTES_MAX, style=simple.STYLE
+            simple.SimpleDoor(texts, link), auth, meter, body_bytes_max=simple.BODY_BYTES_MAX, style=simple.STYLE
         ),
     ]
 
@@ -335,19 +335,19 @@ def _file_link(base: Base) -> Link:
 
 def _file_routes(base: Base, base_url: BaseUrl) -> list[BaseRoute]:
     access = base.access
-    shared = FileAccess(access.files, access.gate, access.identity_auth, base_url)
+    shared = FileAccess(access.files, access.tenant_auth, access.identity_auth, base_url)
     return file_routes(shared, base.telemetry.meter)
 
 
 def _make_mcp(base: Base, agents: Agents) -> McpDoor:
-    gate, exchange, catalogue, new_id = base.access.gate, agents.exchange, base.access.catalogue, uuid_source()
+    auth, exchange, catalogue, new_id = base.access.tenant_auth, agents.exchange, base.access.catalogue, uuid_source()
     lookup = TaskLookup(base.storage.ledger, catalogue, base.storage.operator)
     handlers = ToolCalls(
         exchange,
         lookup,
         catalogue,
-        gate.tenancy,
-        limiter=gate.limiter,
+        auth.tenancy,
+        limiter=auth.limiter,
         new_id=new_id,
         link=_file_link(base),
         remote=RemoteTools(
@@ -361,7 +361,7 @@ def _make_mcp(base: Base, agents: Agents) -> McpDoor:
     )
     return McpDoor(
         handlers,
-        gate,
+        auth,
         base.telemetry.meter,
         version=covenant.__version__,
         body_bytes_max=base.settings.http.body_bytes_max,
@@ -386,10 +386,10 @@ def _listener_url(base: Base) -> str:
 
 
 def _make_dashboard(base: Base, api: ApiContext, codes: LoginCodes, base_url: BaseUrl) -> Dashboard:
-    ui, access = base.settings.ui, base.access
+    ui, access, tenancy = base.settings.ui, base.access, base.access.tenant_auth.tenancy
     limits = SessionLimits(sessions_max=ui.sessions_max, idle_ms=ui.idle_ms, session_ms=ui.session_ms)
     sessions = Sessions(
-        base.storage.ledger, access.identity_auth, access.gate.tenancy, access.catalogue, codes=codes, limits=limits
+        base.storage.ledger, access.identity_auth, tenancy, access.catalogue, codes=codes, limits=limits
     )
     return Dashboard(
         api,
@@ -455,9 +455,9 @@ def _make_grpc(base: Base, admission: Admission, services: A2AServices, tls: Ser
 
     # Whether callers are on this machine depends on where this port listens, not on where HTTP does.
     published = _published(settings)._replace(bind_addr=settings.grpc.bind_addr)
-    gate = admission.tenants
+    auth = admission.tenants
     return GrpcCalls(
-        replace(admission, tenants=GrpcTenants(gate.tenancy, gate.limiter), admits=published.admits),
+        replace(admission, tenants=GrpcTenants(auth.tenancy, auth.limiter), admits=published.admits),
         services,
         # A pool of its own: gRPC does not tell a message's length in advance, so each reserves the longest.
         _anonymous_pool(settings.http),

@@ -67,7 +67,7 @@ class _Identity(msgspec.Struct, frozen=True):
     past: PastIdentities
 
 
-def kept_keys(keystore: Keystore, key: bytes) -> Mapping[str, str]:
+def stored_keys(keystore: Keystore, key: bytes) -> Mapping[str, str]:
     """The instance's keys in a home, as a database keeps them. Nothing of an instance that has no identity yet."""
     prekeys, past = keystore.read_prekeys(), keystore.read_past()
     own = keystore.read_instance_key() or (key if prekeys or past.changes else None)
@@ -81,7 +81,7 @@ def kept_keys(keystore: Keystore, key: bytes) -> Mapping[str, str]:
     }
 
 
-def save_kept_keys(secrets: Mapping[str, str], keystore: Keystore, key: bytes) -> None:
+def save_stored_keys(secrets: Mapping[str, str], keystore: Keystore, key: bytes) -> None:
     """Saves the instance's keys of a database in the home. Raises UnsafeHome."""
     locker = SharedLocker(key)
     opened = {name: locker.unlock(secrets[name]) for name in (PEER_IDENTITY, PREKEYS, PURPOSES) if name in secrets}

@@ -37,7 +37,7 @@ from covenant.daemon.keystore import (
 )
 from covenant.daemon.settings import Settings, ledger_limits
 from covenant.daemon.telemetry import Log
-from covenant.daemon.wiring.peer_keys import kept_keys, save_kept_keys
+from covenant.daemon.wiring.peer_keys import save_stored_keys, stored_keys
 from covenant.exchange.access.identities import operator_agent
 from covenant.ledger.clock import uuid_source
 from covenant.ledger.contract.blobs import BlobStore
@@ -334,7 +334,7 @@ async def move_ledger(settings: Settings, *, out: bool) -> Mapping[str, Any]:
         now_ms=now_ms,
         new_id=uuid_source(),
         by=operator_agent(OPERATOR_DISPLAY, key),
-        secrets={} if out else await asyncio.to_thread(kept_keys, keystore, key),
+        secrets={} if out else await asyncio.to_thread(stored_keys, keystore, key),
         durability=settings.ledger.durability,
     )
     if not out:
@@ -350,4 +350,4 @@ async def move_ledger(settings: Settings, *, out: bool) -> Mapping[str, Any]:
 
 async def _save_keys(settings: Settings, keystore: Keystore, key: bytes) -> None:
     instance = await import_postgres("database_admin").read_instance(settings.ledger.url)
-    await asyncio.to_thread(save_kept_keys, instance.secrets, keystore, key)
+    await asyncio.to_thread(save_stored_keys, instance.secrets, keystore, key)

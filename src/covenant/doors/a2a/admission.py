@@ -13,7 +13,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from covenant.doors.a2a.operations import A2ACall, A2AOperation, A2AServices
-from covenant.doors.http.bearer_auth import TenantGate, address
+from covenant.doors.http.bearer_auth import TenantAuth, address
 from covenant.doors.http.request_body import AnonymousPool, read_body
 from covenant.doors.http.server.http_exchange import HEADERS_BY_NAME, HttpExchange
 from covenant.doors.metrics import Meter
@@ -147,7 +147,7 @@ class CallerScope(CancelScope):
 class Admission:
     """Shared by the bindings."""
 
-    tenants: TenantGate
+    tenants: TenantAuth
     catalogue: Catalogue
     meter: Meter
     base_url: Callable[[Scope], str]

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from covenant.doors.a2a.admission import TRANSPORT, headers_of
 from covenant.doors.a2a.http_bindings import content_refusal, reply_with_status
-from covenant.doors.http.bearer_auth import TenantGate, bearer, credential_of
+from covenant.doors.http.bearer_auth import TenantAuth, bearer, credential_of
 from covenant.doors.http.endpoint import MethodRouter
 from covenant.doors.http.host_names import AllowedOrigins, BaseUrl, forwarded, peer_of
 from covenant.doors.http.openapi import Described
@@ -115,7 +115,7 @@ class CardPages:
         self,
         cards: Cards,
         catalogue: Catalogue,
-        gate: TenantGate,
+        auth: TenantAuth,
         meter: Meter,
         *,
         base_url: BaseUrl,
@@ -125,7 +125,7 @@ class CardPages:
     ) -> None:
         self._cards = cards
         self._catalogue = catalogue
-        self._gate = gate
+        self._auth = auth
         self._meter = meter
         self._base_url = base_url
         self._publishing = publishing
@@ -133,12 +133,12 @@ class CardPages:
         self._started_ms = started_ms
         self._varies: Final = ("A2A-Version", *base_url.varies)
 
-    def behind(self, gate: TenantGate) -> CardPages:
-        """The same pages, for callers that another gate admits, and for nobody else."""
+    def with_auth(self, auth: TenantAuth) -> CardPages:
+        """The same pages, for callers that another auth admits, and for nobody else."""
         return CardPages(
             self._cards,
             self._catalogue,
-            gate,
+            auth,
             self._meter,
             base_url=self._base_url,
             publishing=PublishedAgent(),
@@ -180,14 +180,14 @@ class CardPages:
     def _knows(self, scope: Scope) -> bool:
         """Whether the caller has a token of the published agent's tenant."""
         credential = credential_of(scope)
-        caller = self._gate.recognised(credential) if credential is not None else None
+        caller = self._auth.recognised(credential) if credential is not None else None
         return caller is not None and caller.tenant.name == DEFAULT
 
     async def agent_card(self, scope: Scope) -> Document:
         # From the path, not from the router: another door may have sent the request here.
         agent_id = scope["path"].partition("/agents/")[2].partition("/")[0]
         open_to_all = bearer(scope) is None and self._publishing.agent_id == agent_id and self._publishing.open(scope)
-        tenant = DEFAULT if open_to_all else (await self._gate.enter(scope)).tenant.name
+        tenant = DEFAULT if open_to_all else (await self._auth.enter(scope)).tenant.name
         agent = await self._catalogue.show(tenant, agent_id)
         card = self._cards.card(agent, self._base_url.of(scope), token_needed=not open_to_all)
         clean, varies = _wants_clean(scope), ("Authorization", *self._varies)
@@ -205,7 +205,7 @@ class CardPages:
     async def _answer_without_agent(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers JSON-RPC at the URL that names no agent: an admitted caller is told where agents are called."""
         try:
-            await self._gate.enter(scope)
+            await self._auth.enter(scope)
             call_id = jsonrpc.decode_call(await read_body(scope, receive, CALL_BYTES_MAX)).id
         except jsonrpc.UnreadableCall as unreadable:
             problem = content_refusal(unreadable, headers_of(scope))

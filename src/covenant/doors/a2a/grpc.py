@@ -33,7 +33,7 @@ from starlette.types import Scope
 from covenant.doors.a2a.admission import GRACE_S, Admission, Headers, headers_of
 from covenant.doors.a2a.operations import BY_NAME, A2ACall, A2AOperation, A2AServices, unread
 from covenant.doors.a2a.protobuf_json import RequestReader, ResponseWriter
-from covenant.doors.http.bearer_auth import TenantGate, address, bearer
+from covenant.doors.http.bearer_auth import TenantAuth, address, bearer
 from covenant.doors.http.host_names import as_host
 from covenant.doors.http.request_body import AnonymousPool
 from covenant.doors.http.server.tls_handshakes import ServerTls
@@ -138,8 +138,8 @@ class _Row:
     timer: Timer
 
 
-class GrpcTenants(TenantGate):
-    """The tenants' gate as over HTTP, with its own transport name in the audit."""
+class GrpcTenants(TenantAuth):
+    """Authenticates tenants as over HTTP, with its own transport name in the audit."""
 
     async def caller(self, scope: Scope) -> Caller:
         return await self.tenancy.authenticate(bearer(scope), transport=TRANSPORT, address=address(scope))
@@ -206,7 +206,7 @@ class GrpcCalls:
         try:
             reply = await self._call(row, requests, captured)
             if reply is not None:
-                captured.tell(reply)
+                captured.add_answer(reply)
             return reply
         finally:
             captured.end()
@@ -466,17 +466,17 @@ class CapturedContext:
     async def read(self) -> Any:
         message = await self._context.read()
         if isinstance(message, bytes):
-            self._call.ask(_json(self._asks, message))
+            self._call.add_request(_json(self._asks, message))
         return message
 
     async def write(self, message: bytes) -> None:
-        self.tell(message)
+        self.add_answer(message)
         await self._context.write(message)
 
-    def tell(self, message: bytes) -> None:
+    def add_answer(self, message: bytes) -> None:
         if not self._call.status:
             self._call.status, self._call.outcome, self._call.answered_ms = 200, "OK", self._log.now_ms()
-        self._call.tell(_json(self._tells, message) + b"\n")
+        self._call.add_answer(_json(self._tells, message) + b"\n")
 
     def end(self) -> None:
         """Offers the call to the frame log, once, whether it was answered or refused."""

@@ -23,7 +23,7 @@ Metadata = Sequence[tuple[str, str]]
 
 
 class ActingCalls(GrpcCalls):
-    """The door behind an `ActingGate`: the caller of each call is known."""
+    """The door behind an `ActingTenantAuth`: the caller of each call is known."""
 
     def _scope(self, context: Any) -> Scope:
         return {**super()._scope(context), ACTING: context.caller}

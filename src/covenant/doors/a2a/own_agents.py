@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from covenant.doors.a2a.http_bindings import PREFIX, A2ADoor
-from covenant.doors.http.bearer_auth import TenantGate, credential_of
+from covenant.doors.http.bearer_auth import TenantAuth, credential_of
 from covenant.exchange.access.tenants import Caller
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ ACTING: Final = "covenant.acting"
 """The key of the caller in such a request's scope."""
 
 
-class ActingGate(TenantGate):
+class ActingTenantAuth(TenantAuth):
     async def enter(self, scope: Scope) -> Caller:
         """Only a call of the agent counts against the tenant's rate; reading a card does not."""
         return await self.caller(scope)
@@ -38,7 +38,7 @@ class OwnAgents:
     """The agents of this daemon, and the pages beside them, such as the keys of their cards."""
 
     def __init__(self, door: A2ADoor, pages: Sequence[BaseRoute], grpc: ActingCalls | None = None) -> None:
-        """The gate of all of them must be an `ActingGate`. Without `grpc`, the daemon serves no gRPC."""
+        """All of them must authenticate with an `ActingTenantAuth`. Without `grpc`, the daemon serves no gRPC."""
         self._door = door
         self._grpc = grpc
         self._pages = Router(pages, redirect_slashes=False)

@@ -56,7 +56,7 @@ LINKS: Final = {
 without a token, the reference for people and for programs, and the daemon's health."""
 
 
-class DoorUnder(Protocol):
+class PrefixDoor(Protocol):
     """Answers for everything below a prefix."""
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]: ...
@@ -74,7 +74,7 @@ class HttpDoor:
         hot: Mapping[tuple[str, str], ASGIApp],
         hosts: AllowedHosts,
         origins: AllowedOrigins,
-        under: Sequence[tuple[str, DoorUnder]] = (),
+        under: Sequence[tuple[str, PrefixDoor]] = (),
     ) -> None:
         self.router = router
         self._hot = hot
@@ -124,7 +124,7 @@ def build_http(
     metrics_token: str = "",
     notices: Callable[[], Sequence[str]] = tuple,
     more_routes: Sequence[BaseRoute] = (),
-    under: Sequence[tuple[str, DoorUnder]] = (),
+    under: Sequence[tuple[str, PrefixDoor]] = (),
     described: Sequence[Described] = (),
     dashboard: str = "",
 ) -> HttpDoor:

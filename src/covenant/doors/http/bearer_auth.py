@@ -35,7 +35,7 @@ def principal_of(identity_auth: IdentityAuth, credential: bytes | None) -> Princ
     return identity_auth.recognise_certificate(names) if names else None
 
 
-async def turned_away(
+async def audit_refused_caller(
     identity_auth: IdentityAuth, scope: Scope, credential: bytes | None, tenancy: TenantAccess
 ) -> Refusal:
     """The refusal of a caller without an identity's token; it is audited first."""
@@ -45,10 +45,10 @@ async def turned_away(
         reason = "expected Authorization: Bearer <token>"
     else:
         reason = tenancy.refusal_reason(bearer_of(credential))
-    return await identity_auth.turned_away(reason, transport=TRANSPORT, address=address(scope))
+    return await identity_auth.audit_refused_caller(reason, transport=TRANSPORT, address=address(scope))
 
 
-class TenantGate:
+class TenantAuth:
     """Shared by every door that tenants use over HTTP."""
 
     def __init__(self, tenancy: TenantAccess, limiter: TenantLimiter) -> None:

@@ -17,7 +17,7 @@ import msgspec
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from covenant.doors.http.bearer_auth import TenantGate, bearer_of, credential_of, principal_of, turned_away
+from covenant.doors.http.bearer_auth import TenantAuth, audit_refused_caller, bearer_of, credential_of, principal_of
 from covenant.doors.http.openapi import Described, routes_of
 from covenant.doors.http.request_body import BODY_TOO_LARGE, read_body
 from covenant.doors.http.responses import (
@@ -133,7 +133,7 @@ class OperationEndpoint(Endpoint, Generic[R]):
         if caller is None and self._operation.for_tenants:
             caller = self._tenant(credential)
         if caller is None:
-            raise await turned_away(self._identity_auth, scope, credential, self._services.tenancy)
+            raise await audit_refused_caller(self._identity_auth, scope, credential, self._services.tenancy)
         body = b""
         if self._in_body:
             found = send.take_whole_body(self._body_bytes_max) if isinstance(send, HttpExchange) else None
@@ -217,17 +217,17 @@ class TenantEndpoint(Endpoint):
     """A route for the token of a tenant, within its limits: an answer in JSON, or a stream of events."""
 
     def __init__(
-        self, route: Described, run: Run | Follow, gate: TenantGate, meter: Meter, style: Style, *, body_bytes_max: int
+        self, route: Described, run: Run | Follow, auth: TenantAuth, meter: Meter, style: Style, *, body_bytes_max: int
     ) -> None:
         super().__init__(route.name, style, meter)
         self._streams = route.streams
         self._run: Any = run
-        self._gate = gate
+        self._auth = auth
         self._body_bytes_max = body_bytes_max
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        caller = await self._gate.enter(scope)
-        limiter = self._gate.limiter
+        caller = await self._auth.enter(scope)
+        limiter = self._auth.limiter
         with limiter.connected(caller), limiter.streaming(caller) if self._streams else _NO_PLACE:
             found = send.take_whole_body(self._body_bytes_max) if isinstance(send, HttpExchange) else None
             body = await read_body(scope, receive, self._body_bytes_max) if found is None else found
@@ -241,7 +241,7 @@ class TenantEndpoint(Endpoint):
                 stream, write = await self._run(request)
             finally:
                 self._timer.observe(perf_counter() - started_s)
-            await serve_stream(stream, caller, write, tenancy=self._gate.tenancy, receive=receive, send=send)
+            await serve_stream(stream, caller, write, tenancy=self._auth.tenancy, receive=receive, send=send)
 
 
 async def serve_stream(
@@ -294,12 +294,12 @@ def described_routes(
 
 
 def tenant_routes(
-    door: object, gate: TenantGate, meter: Meter, *, body_bytes_max: int, style: Style = PROBLEM
+    door: object, auth: TenantAuth, meter: Meter, *, body_bytes_max: int, style: Style = PROBLEM
 ) -> list[BaseRoute]:
     """The routes that the methods of `door` answer: each a `Run`, or a `Follow`."""
     described = routes_of(type(door))
     calls: dict[str, ASGIApp] = {
-        each.name: TenantEndpoint(each, getattr(door, each.name), gate, meter, style, body_bytes_max=body_bytes_max)
+        each.name: TenantEndpoint(each, getattr(door, each.name), auth, meter, style, body_bytes_max=body_bytes_max)
         for each in described
     }
     return described_routes(described, calls, style)

@@ -56,13 +56,13 @@ class CapturedExchange(HttpExchange):
 
     def take_body(self, data: bytes) -> None:
         if self._call is not None:
-            self._call.ask(data)
+            self._call.add_request(data)
         super().take_body(data)
 
     def answer(self, status: int, headers: tuple[Header, ...], body: bytes) -> None:
         self._note_head(status, headers)
         if self._call is not None:
-            self._call.tell(body)
+            self._call.add_answer(body)
         super().answer(status, headers, body)
 
     def _begin(self, status: int, headers: Iterable[Header]) -> None:
@@ -72,7 +72,7 @@ class CapturedExchange(HttpExchange):
 
     def _write(self, body: bytes, *, more: bool) -> None:
         if self._call is not None:
-            self._call.tell(body)
+            self._call.add_answer(body)
         super()._write(body, more=more)
 
     def _finish(self, data: bytes) -> None:

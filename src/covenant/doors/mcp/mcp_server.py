@@ -99,7 +99,7 @@ def progress_of(context: Any) -> ReportProgress:
     requested = (context.meta or {}).get("progress_token") is not None
     logs = not requested and session.protocol_version in HANDSHAKE_PROTOCOL_VERSIONS
 
-    async def tell(message: str) -> None:
+    async def report(message: str) -> None:
         nonlocal count
         count += 1
         if requested:
@@ -108,7 +108,7 @@ def progress_of(context: Any) -> ReportProgress:
             params = types.LoggingMessageNotificationParams(level="info", data=message, logger=NAME)
             await session.send_notification(types.LoggingMessageNotification(params=params), context.request_id)
 
-    return tell
+    return report
 
 
 def _result(answer: ToolAnswer) -> types.CallToolResult:
@@ -144,10 +144,10 @@ def _bridge_server(daemon: Callable[[], Client], version: str) -> Server[Any]:
             return await client.list_tools()
 
     async def call_tool(context: Any, request: types.CallToolRequestParams) -> types.CallToolResult:
-        tell = progress_of(context)
+        write = progress_of(context)
 
         async def report(progress: float, total: float | None, message: str | None) -> None:  # noqa: ARG001  (as called)
-            await tell(message or "")
+            await write(message or "")
 
         try:
             async with daemon() as client:

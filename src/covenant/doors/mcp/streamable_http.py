@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from covenant.doors.http.bearer_auth import TenantGate
+from covenant.doors.http.bearer_auth import TenantAuth
 from covenant.doors.http.endpoint import Endpoint, MethodRouter
 from covenant.doors.http.openapi import Described
 from covenant.doors.http.responses import MCP_PATH, Style, problem_body
@@ -51,11 +51,11 @@ class McpDoor(Endpoint):
     _streams = True
 
     def __init__(
-        self, calls: ToolCalls, gate: TenantGate, meter: Meter, *, version: str, body_bytes_max: int, present: bool
+        self, calls: ToolCalls, auth: TenantAuth, meter: Meter, *, version: str, body_bytes_max: int, present: bool
     ) -> None:
         super().__init__("request", STYLE, meter)
         self._calls = calls
-        self._gate = gate
+        self._auth = auth
         self._version = version
         self._body_bytes_max = body_bytes_max
         self._present = present
@@ -81,15 +81,15 @@ class McpDoor(Endpoint):
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         started_s = perf_counter()
-        caller = await self._gate.enter(scope)
-        with self._gate.limiter.connected(caller):
+        caller = await self._auth.enter(scope)
+        with self._auth.limiter.connected(caller):
             if not self._present:
                 raise HttpRefusal(501, "mcp_not_installed", MISSING)
             try:
                 manager = await self._manager()
             finally:
                 self._timer.observe(perf_counter() - started_s)
-            with CancelScope() as work, self._gate.tenancy.session(caller, work.leave):
+            with CancelScope() as work, self._auth.tenancy.session(caller, work.leave):
                 await manager.handle_request({**scope, CALLER: caller}, receive, send)
 
     def _load(self) -> StreamableHTTPSessionManager:

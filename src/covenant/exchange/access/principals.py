@@ -118,10 +118,10 @@ class IdentityAuth:
     async def authenticate(self, token: str | None, *, transport: str, address: str) -> Principal:
         principal = self.recognise(token) if token else None
         if principal is None:
-            raise await self.turned_away("unknown or revoked token", transport=transport, address=address)
+            raise await self.audit_refused_caller("unknown or revoked token", transport=transport, address=address)
         return principal
 
-    async def turned_away(self, reason: str, *, transport: str, address: str) -> Unauthenticated:
+    async def audit_refused_caller(self, reason: str, *, transport: str, address: str) -> Unauthenticated:
         left_out = self._budget.spend((transport, address), self._ledger.clock.monotonic_ms(), stranger=True)
         if left_out is not None:
             row = {

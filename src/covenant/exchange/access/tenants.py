@@ -128,7 +128,7 @@ class TenantAccess:
         caller = self.recognise(token) if token else None
         if caller is None:
             reason = "no tenant has this token, or not any more" if token else "missing bearer token"
-            await self._identity_auth.turned_away(reason, transport=transport, address=address)
+            await self._identity_auth.audit_refused_caller(reason, transport=transport, address=address)
             raise unauthenticated()
         return caller
 

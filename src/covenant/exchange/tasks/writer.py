@@ -129,14 +129,14 @@ class LocalWorkers(Protocol):
         """A reserved slot; None if no agent here works for this recipient, or none is free."""
 
 
-class Leasing(Protocol):
+class AcceptOutcome(Protocol):
     """The answer to a command that accepts a task: its lease, if it was leased in the same record."""
 
     @property
     def leased(self) -> LeasedTask | None: ...
 
 
-L = TypeVar("L", bound=Leasing)
+L = TypeVar("L", bound=AcceptOutcome)
 
 
 class TaskWriter:

@@ -18,7 +18,7 @@ import msgspec
 from covenant.ledger.contract.blobs import CHUNK_BYTES
 from covenant.ledger.embedded.archive.apply_batch import PLACES_IN_RECORD, apply_within
 from covenant.ledger.embedded.archive.archive_file import ARCHIVE_NAME, archived_seq_of, open_writer
-from covenant.ledger.embedded.archive.reconciliation import ArchiveTruth, reconcile
+from covenant.ledger.embedded.archive.reconciliation import ExpectedArchive, reconcile
 from covenant.ledger.embedded.archive.row_updates import TaskRowUpdate
 from covenant.ledger.embedded.archive.sql import write_rows
 from covenant.ledger.embedded.archive.task_packs import TaskParts, unpack
@@ -175,7 +175,7 @@ async def write_home(folder: Path, contents: Contents) -> None:
     with closing(open_writer(folder / ARCHIVE_NAME, lasting=True)) as db:
         seq = await _write_archive(db, contents)
         state = contents.state
-        reconcile(db, ArchiveTruth(seq, state, state, (), (), seq))
+        reconcile(db, ExpectedArchive(seq, state, state, (), (), seq))
         await _order_lanes(db, state, seq)
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         snapshot.write(folder / "journal", seq, state, lambda task_id: _read_body(db, task_id))

@@ -143,13 +143,13 @@ class GrpcTransport(A2ATransport):
                 answered = True
                 record.answered(200, {"content-type": CONTENT_TYPE, **status})
 
-        def hear(body: bytes) -> None:
+        def observe(body: bytes) -> None:
             answer({})
             if record is not None:
                 record.received(body + b"\n")
 
         try:
-            yield hear
+            yield observe
             answer({})
         except grpc.aio.AioRpcError as error:
             code = error.code()

@@ -121,7 +121,7 @@ class Remote:
         `idempotency_key` makes it safe to post the message again if no answer comes, with agents that know the header
         `Idempotency-Key`. `stream=False` polls. `stays` is called when the caller is canceled: whether the agent shall
         continue all the same. `troubled` is called with the reason each time that the agent did not answer and is asked
-        again. Leaving the stream early leaves the agent at work; `call_off` does not.
+        again. Leaving the stream early leaves the agent at work; `cancel` does not.
         """
         context_metadata = call_context_metadata(hop) if hop is not None else {}
         ask = SendMessage(
@@ -223,14 +223,14 @@ class RemoteStream:
             raise
         except TimeoutError as error:
             await self._leave_first(0)
-            await self._follower.call_off()
-            words = f"no answer within {self._within_s:g} s{self.called_off}"
+            await self._follower.cancel()
+            words = f"no answer within {self._within_s:g} s{self.cancel_note}"
             raise RemoteTimedOut(words, task_id=self.task_id) from error
         except asyncio.CancelledError:
             stays = self._stays is not None and self._stays()
             await self._leave_first(0 if stays else FIRST_S)
             if not stays:
-                await self._follower.call_off()
+                await self._follower.cancel()
             raise
         self._learn()
         return event
@@ -267,9 +267,9 @@ class RemoteStream:
         return self._follower.known.usage
 
     @property
-    def called_off(self) -> str:
+    def cancel_note(self) -> str:
         """Whether the remote was stopped to stop, as the end of a sentence; empty if there was no task to stop."""
-        stopped = self._follower.called_off
+        stopped = self._follower.canceled
         if stopped is None:
             return ""
         return f"; task {self.task_id} {'was' if stopped else 'could not be'} told to stop"
@@ -281,11 +281,11 @@ class RemoteStream:
             raise Invalid("not_answered", "there is no answer yet: read the stream first")
         return reply_of(self._follower.known, self._remote)
 
-    async def call_off(self) -> None:
+    async def cancel(self) -> None:
         """Leaves the stream, and tells the remote to stop."""
         await self._leave_first(FIRST_S)
         await self._events.aclose()
-        await self._follower.call_off()
+        await self._follower.cancel()
 
     async def aclose(self) -> None:
         """Leaves the stream. The remote task continues."""

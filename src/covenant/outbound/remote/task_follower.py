@@ -59,13 +59,13 @@ class OutgoingMessage:
 
 
 class TaskFollower:
-    """`events` may be read once. A caller that leaves it early uses `call_off` if the remote is to stop."""
+    """`events` may be read once. A caller that leaves it early uses `cancel` if the remote is to stop."""
 
     def __init__(self, transports: Callable[[], Iterator[A2ATransport]], outgoing: OutgoingMessage) -> None:
         """`lines`: the transports to the remote, the best first."""
         self.known = RemoteTaskView()
         self.transport: A2ATransport | None = None
-        self.called_off: bool | None = None
+        self.canceled: bool | None = None
         """Whether the remote was told to stop; None if there was no task to stop."""
         self._transports = transports
         self._outgoing = outgoing
@@ -96,8 +96,8 @@ class TaskFollower:
                 async for event in looking:
                     yield event
 
-    async def call_off(self) -> None:
-        """Tells the remote to stop if it is known to have begun; `called_off` says whether that worked.
+    async def cancel(self) -> None:
+        """Tells the remote to stop if it is known to have begun; `canceled` says whether that worked.
 
         Never raises.
         """
@@ -115,10 +115,10 @@ class TaskFollower:
                         pass
                 task_id = self.known.task_id or self._outgoing.ask.message.task_id
                 if self.transport is not None and task_id is not None and not self.known.state.terminal:
-                    log.info("remote.called_off", extra={"remote_task": task_id})
-                    self.called_off = False
+                    log.info("remote.canceled", extra={"remote_task": task_id})
+                    self.canceled = False
                     canceled = await self.transport.cancel(task_id)
-                    self.called_off = True
+                    self.canceled = True
                     # The remote may report its usage only now.
                     for _ in self.known.take(canceled):
                         pass

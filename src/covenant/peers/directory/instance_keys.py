@@ -45,7 +45,7 @@ from covenant.seal.identity import (
 )
 from covenant.seal.identity_chain import chain_to, former_keys
 from covenant.seal.keys import nonce
-from covenant.seal.purpose_keys import KEY_PERIOD_MS, NO_PURPOSE_KEYS, KeptPurposeKeys, PurposeKey, certify, key_due
+from covenant.seal.purpose_keys import KEY_PERIOD_MS, NO_PURPOSE_KEYS, PurposeKey, PurposeKeySet, certify, key_due
 from covenant.seal.suites import suites_spoken
 
 RENEWED_MS: Final = 60_000
@@ -67,8 +67,8 @@ class InstanceKeys:
         revocations: Sequence[KeyRevocation] = (),
         salt_key: bytes | None = None,
         hybrid: bool = False,
-        purpose_keys: KeptPurposeKeys = NO_PURPOSE_KEYS,
-        save_purpose_keys: Callable[[KeptPurposeKeys], None] = lambda _: None,
+        purpose_keys: PurposeKeySet = NO_PURPOSE_KEYS,
+        save_purpose_keys: Callable[[PurposeKeySet], None] = lambda _: None,
     ) -> None:
         """`save` durably replaces the saved prekeys; `save_purpose_keys` does so with the purpose keys.
 
@@ -177,7 +177,7 @@ class InstanceKeys:
         with self._rotating:
             self._renew(self.replaced_purpose_keys(now_ms, compromised=compromised))
 
-    def replaced_purpose_keys(self, now_ms: int, *, compromised: bool) -> KeptPurposeKeys:
+    def replaced_purpose_keys(self, now_ms: int, *, compromised: bool) -> PurposeKeySet:
         """The new keys of `replace_purpose_keys`. The caller saves them before they are used."""
         return self._certified(tuple(KeyPurpose), now_ms, now_ms if compromised else self.void_before_ms)
 
@@ -197,20 +197,20 @@ class InstanceKeys:
         held = self.purpose_keys()
         return any(key_due(each, self.key, now_ms + KEY_PERIOD_MS - RENEWED_MS) for each in held)
 
-    def _renew(self, kept: KeptPurposeKeys) -> None:
+    def _renew(self, kept: PurposeKeySet) -> None:
         self._save_purpose_keys(kept)
         self.adopt_purpose_keys(kept)
 
-    def _certified(self, purposes: Sequence[KeyPurpose], now_ms: int, void_before_ms: int) -> KeptPurposeKeys:
+    def _certified(self, purposes: Sequence[KeyPurpose], now_ms: int, void_before_ms: int) -> PurposeKeySet:
         made = {each: certify(self.private_key, each, now_ms, void_before_ms) for each in purposes}
-        return KeptPurposeKeys(tuple(made.get(each) or self._purpose_keys[each] for each in KeyPurpose), void_before_ms)
+        return PurposeKeySet(tuple(made.get(each) or self._purpose_keys[each] for each in KeyPurpose), void_before_ms)
 
-    def renewed_purpose_keys(self, now_ms: int) -> KeptPurposeKeys | None:
+    def renewed_purpose_keys(self, now_ms: int) -> PurposeKeySet | None:
         """The purpose keys for now, to be saved before they are used; None if the present keys are."""
         due = self._purposes_due(now_ms)
         return self._certified(due, now_ms, self.void_before_ms) if due else None
 
-    def adopt_purpose_keys(self, kept: KeptPurposeKeys) -> None:
+    def adopt_purpose_keys(self, kept: PurposeKeySet) -> None:
         """Use these, which are saved, and no others."""
         self.void_before_ms = kept.void_before_ms
         self._purpose_keys = {each.certificate.purpose: each for each in kept.keys if each.certificate is not None}

@@ -26,13 +26,13 @@ from covenant.ledger.embedded.archive.row_updates import (
     DRAINED,
     AuditedRow,
     AuditPurgedRow,
-    Begins,
     CountedBy,
-    OfTask,
     RememberedRequest,
     ResultReturnedRow,
     Rows,
+    TaskEventRow,
     TaskRowUpdate,
+    TaskStartRow,
     decode_audit_row,
     decode_lines,
     decode_request,
@@ -98,12 +98,12 @@ class Batch:
                     self._returned[event.task_id] = self._begin(event)
                     if event.task_id not in begun:
                         moved[event.task_id] = None
-                elif isinstance(event, Begins):
+                elif isinstance(event, TaskStartRow):
                     begun[event.task_id] = self._begin(event)
-                elif isinstance(event, OfTask) and event.task_id not in begun:
+                elif isinstance(event, TaskEventRow) and event.task_id not in begun:
                     moved[event.task_id] = None
 
-    def _begin(self, event: Begins) -> RememberedRequest:
+    def _begin(self, event: TaskStartRow) -> RememberedRequest:
         task = decode_request(event.task)
         if task.has_context and task.context_id != event.task_id:
             self.contexts[task.context_id or ""] = None
@@ -118,9 +118,9 @@ class Batch:
             rows.place = line.seq * PLACES_IN_RECORD + self._offset
             rows.ts_ms = line.ts_ms
             for event in line.events:
-                if isinstance(event, Begins) and not isinstance(event, ResultReturnedRow):
+                if isinstance(event, TaskStartRow) and not isinstance(event, ResultReturnedRow):
                     self._add(event, self._begun[event.task_id], rows, known)
-                elif isinstance(event, OfTask):
+                elif isinstance(event, TaskEventRow):
                     row = rows.tasks.get(event.task_id) or self._moving(event, rows, known)
                     event.move(row, rows)
                     row.updated_at = line.ts_ms
@@ -135,7 +135,7 @@ class Batch:
             _count(rows.counts, row, before.get(row.task_id))
         return rows
 
-    def _moving(self, event: OfTask, rows: Rows, known: Known) -> TaskRowUpdate:
+    def _moving(self, event: TaskEventRow, rows: Rows, known: Known) -> TaskRowUpdate:
         task_id = event.task_id
         row = known.tasks.get(task_id)
         if row is not None:
@@ -146,7 +146,7 @@ class Batch:
             raise Contradiction(f"the task {task_id} moved, and was never sent")
         return rows.tasks[task_id]
 
-    def _add(self, event: Begins, task: RememberedRequest, rows: Rows, known: Known) -> None:
+    def _add(self, event: TaskStartRow, task: RememberedRequest, rows: Rows, known: Known) -> None:
         task_id = event.task_id
         place, ts_ms = rows.place, rows.ts_ms
         if task_id in rows.ids:

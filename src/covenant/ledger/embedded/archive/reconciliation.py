@@ -38,7 +38,7 @@ INSERTED_PLACE: Final = PLACES_IN_RECORD // 2
 _encode: Final = msgspec.json.Encoder().encode
 
 
-class ArchiveTruth(NamedTuple):
+class ExpectedArchive(NamedTuple):
     """The state that an archive must agree with.
 
     `before` is the state of the snapshot at record `snapshot_seq`, `after` the state at the end of the journal, with
@@ -54,20 +54,20 @@ class ArchiveTruth(NamedTuple):
     last_seq: int
 
 
-def reconcile(db: sqlite3.Connection, truth: ArchiveTruth) -> int:
+def reconcile(db: sqlite3.Connection, expected: ExpectedArchive) -> int:
     """Rewrites rows that disagree. Returns how many records still could not be applied. `db` is the writer's."""
     db.execute("BEGIN IMMEDIATE")
     try:
-        rejected = _apply(db, truth.earlier)
-        _prepare(db, truth)
+        rejected = _apply(db, expected.earlier)
+        _prepare(db, expected)
         _run(db, "reconcile_removal")
-        _restore(db, truth)
+        _restore(db, expected)
         _run(db, "reconcile_ended")
-        db.execute("DELETE FROM rejects WHERE seq > ?", (truth.snapshot_seq,))
-        rejected += _apply(db, truth.later)
-        _anchor(db, truth.after)
+        db.execute("DELETE FROM rejects WHERE seq > ?", (expected.snapshot_seq,))
+        rejected += _apply(db, expected.later)
+        _anchor(db, expected.after)
         _run(db, "reconcile_rest")
-        db.execute("INSERT OR REPLACE INTO meta VALUES ('archived_seq', ?)", (truth.last_seq,))
+        db.execute("INSERT OR REPLACE INTO meta VALUES ('archived_seq', ?)", (expected.last_seq,))
         db.execute("COMMIT")
     except BaseException:
         with suppress(sqlite3.Error):
@@ -76,12 +76,12 @@ def reconcile(db: sqlite3.Connection, truth: ArchiveTruth) -> int:
     return rejected
 
 
-def _prepare(db: sqlite3.Connection, truth: ArchiveTruth) -> None:
+def _prepare(db: sqlite3.Connection, expected: ExpectedArchive) -> None:
     db.execute("CREATE TEMP TABLE bounds (after_place INTEGER, audit_index INTEGER)")
-    db.execute("INSERT INTO bounds VALUES (?, ?)", (_after_place(truth), truth.after.audit_head.index))
+    db.execute("INSERT INTO bounds VALUES (?, ?)", (_after_place(expected), expected.after.audit_head.index))
     db.execute("CREATE TEMP TABLE known (task_id TEXT PRIMARY KEY, in_snapshot INTEGER NOT NULL) WITHOUT ROWID")
-    before = truth.before.entries
-    known = {task_id: task_id in before for task_id in (*truth.after.entries, *before)}
+    before = expected.before.entries
+    known = {task_id: task_id in before for task_id in (*expected.after.entries, *before)}
     db.executemany("INSERT INTO known VALUES (?, ?)", known.items())
     for task_id in before:
         task_no = _number_of(db, task_id)
@@ -89,8 +89,8 @@ def _prepare(db: sqlite3.Connection, truth: ArchiveTruth) -> None:
             unpack_task(db, task_no)
 
 
-def _after_place(truth: ArchiveTruth) -> int:
-    return (truth.snapshot_seq + 1) * PLACES_IN_RECORD
+def _after_place(expected: ExpectedArchive) -> int:
+    return (expected.snapshot_seq + 1) * PLACES_IN_RECORD
 
 
 def _run(db: sqlite3.Connection, name: str) -> None:
@@ -103,11 +103,11 @@ def _run(db: sqlite3.Connection, name: str) -> None:
             text = ""
 
 
-def _restore(db: sqlite3.Connection, truth: ArchiveTruth) -> None:
+def _restore(db: sqlite3.Connection, expected: ExpectedArchive) -> None:
     """Gives every task of the snapshot its row of that time, whatever happened to it since."""
-    after_place = _after_place(truth)
-    inserted = truth.snapshot_seq * PLACES_IN_RECORD + INSERTED_PLACE
-    for task_id, entry in truth.before.entries.items():
+    after_place = _after_place(expected)
+    inserted = expected.snapshot_seq * PLACES_IN_RECORD + INSERTED_PLACE
+    for task_id, entry in expected.before.entries.items():
         task_no = _number_of(db, task_id)
         if task_no is None:
             # A new place: an earlier reconciliation may have used some numbers.

@@ -183,35 +183,35 @@ def _text_or_none(raw: Raw) -> str | None:
     return None if text == "null" else text
 
 
-class AnEvent(msgspec.Struct, frozen=True, gc=False, tag_field="type"):
+class EventRow(msgspec.Struct, frozen=True, gc=False, tag_field="type"):
     pass
 
 
-class OfTask(AnEvent, frozen=True, gc=False):
+class TaskEventRow(EventRow, frozen=True, gc=False):
     move: ClassVar[Callable[[Any, TaskRowUpdate, Rows], None]]
     task_id: str
 
 
-class Begins(OfTask, frozen=True, gc=False):
+class TaskStartRow(TaskEventRow, frozen=True, gc=False):
     state: ClassVar[str]
     task: Raw
     digest: str
 
 
-class _TaskSent(Begins, frozen=True, gc=False, tag="task_sent"):
+class _TaskSent(TaskStartRow, frozen=True, gc=False, tag="task_sent"):
     state: ClassVar[str] = QUEUED
 
 
-class _TaskFollowed(Begins, frozen=True, gc=False, tag="task_followed"):
+class _TaskFollowed(TaskStartRow, frozen=True, gc=False, tag="task_followed"):
     state: ClassVar[str] = FOLLOWING
 
 
-class _TaskPromoted(OfTask, frozen=True, gc=False, tag="task_promoted"):
+class _TaskPromoted(TaskEventRow, frozen=True, gc=False, tag="task_promoted"):
     def move(self, row: TaskRowUpdate, rows: Rows, /) -> None:
         row.queue(rows.place)
 
 
-class _TaskLeased(OfTask, frozen=True, gc=False, tag="task_leased"):
+class _TaskLeased(TaskEventRow, frozen=True, gc=False, tag="task_leased"):
     lease: Raw
     generation: int = 0
 
@@ -232,7 +232,7 @@ class _TaskLeased(OfTask, frozen=True, gc=False, tag="task_leased"):
         rows.handed(row, "leased", text_of(self.lease), None)
 
 
-class _LeaseRenewed(OfTask, frozen=True, gc=False, tag="lease_renewed"):
+class _LeaseRenewed(TaskEventRow, frozen=True, gc=False, tag="lease_renewed"):
     renewed_at_ms: int
 
     def move(self, row: TaskRowUpdate, _: Rows, /) -> None:
@@ -241,7 +241,7 @@ class _LeaseRenewed(OfTask, frozen=True, gc=False, tag="lease_renewed"):
         row.renewed_at_ms = self.renewed_at_ms
 
 
-class _GivenBack(OfTask, frozen=True, gc=False):
+class _ReturnedToQueue(TaskEventRow, frozen=True, gc=False):
     how: ClassVar[str]
     reason: Raw
 
@@ -251,7 +251,7 @@ class _GivenBack(OfTask, frozen=True, gc=False):
         rows.handed(row, self.how, None, _text_or_none(self.reason))
 
 
-class _LeaseReleased(_GivenBack, frozen=True, gc=False, tag="lease_released"):
+class _LeaseReleased(_ReturnedToQueue, frozen=True, gc=False, tag="lease_released"):
     how: ClassVar[str] = "released"
     undelivered: bool = False
     untouched: bool = False
@@ -265,17 +265,17 @@ class _LeaseReleased(_GivenBack, frozen=True, gc=False, tag="lease_released"):
             row.forget_lease()
 
 
-class _TaskRequeued(_GivenBack, frozen=True, gc=False, tag="task_requeued"):
+class _TaskRequeued(_ReturnedToQueue, frozen=True, gc=False, tag="task_requeued"):
     how: ClassVar[str] = "requeued"
 
 
-class _LeaseInterrupted(OfTask, frozen=True, gc=False, tag="lease_interrupted"):
+class _LeaseInterrupted(TaskEventRow, frozen=True, gc=False, tag="lease_interrupted"):
     def move(self, row: TaskRowUpdate, _: Rows, /) -> None:
         row.ledger_state = LEASED
         row.interrupted = 1
 
 
-class _TaskUpdated(OfTask, frozen=True, gc=False, tag="task_updated"):
+class _TaskUpdated(TaskEventRow, frozen=True, gc=False, tag="task_updated"):
     generation: int
     update: Raw
 
@@ -284,7 +284,7 @@ class _TaskUpdated(OfTask, frozen=True, gc=False, tag="task_updated"):
         rows.updated(row, self.generation, _kind(self.update).type, text_of(self.update))
 
 
-class _TaskParked(OfTask, frozen=True, gc=False, tag="task_parked"):
+class _TaskParked(TaskEventRow, frozen=True, gc=False, tag="task_parked"):
     generation: int
     interruption: str
     update: Raw
@@ -296,7 +296,7 @@ class _TaskParked(OfTask, frozen=True, gc=False, tag="task_parked"):
         rows.handed(row, "parked", None, None)
 
 
-class _TaskSuspended(OfTask, frozen=True, gc=False, tag="task_suspended"):
+class _TaskSuspended(TaskEventRow, frozen=True, gc=False, tag="task_suspended"):
     generation: int = 0
     update: Raw = _NULL
 
@@ -314,7 +314,7 @@ class _TaskSuspended(OfTask, frozen=True, gc=False, tag="task_suspended"):
         rows.handed(row, "suspended", None, None)
 
 
-class _TaskResumed(OfTask, frozen=True, gc=False, tag="task_resumed"):
+class _TaskResumed(TaskEventRow, frozen=True, gc=False, tag="task_resumed"):
     generation: int = 0
     update: Raw = _NULL
 
@@ -326,7 +326,7 @@ class _TaskResumed(OfTask, frozen=True, gc=False, tag="task_resumed"):
         rows.handed(row, "resumed", None, None)
 
 
-class _Signaled(OfTask, frozen=True, gc=False):
+class _Signaled(TaskEventRow, frozen=True, gc=False):
     """Sets only the time of the last change: the state stays the same, and watchers see nothing."""
 
     def move(self, row: TaskRowUpdate, rows: Rows, /) -> None:
@@ -341,7 +341,7 @@ class _SignalTaken(_Signaled, frozen=True, gc=False, tag="signal_taken"):
     pass
 
 
-class _TaskContinued(OfTask, frozen=True, gc=False, tag="task_continued"):
+class _TaskContinued(TaskEventRow, frozen=True, gc=False, tag="task_continued"):
     generation: int
     message: Raw
 
@@ -351,7 +351,7 @@ class _TaskContinued(OfTask, frozen=True, gc=False, tag="task_continued"):
         rows.handed(row, "continued", None, None)
 
 
-class _MessageKept(OfTask, frozen=True, gc=False, tag="message_kept"):
+class _MessageKept(TaskEventRow, frozen=True, gc=False, tag="message_kept"):
     """The state stays the same."""
 
     generation: int
@@ -361,7 +361,7 @@ class _MessageKept(OfTask, frozen=True, gc=False, tag="message_kept"):
         rows.updated(row, self.generation, "continued", text_of(self.message))
 
 
-class _TurnEnded(OfTask, frozen=True, gc=False, tag="turn_ended"):
+class _TurnEnded(TaskEventRow, frozen=True, gc=False, tag="turn_ended"):
     reply: Raw = _NULL
     generation: int = 0
 
@@ -373,7 +373,7 @@ class _TurnEnded(OfTask, frozen=True, gc=False, tag="turn_ended"):
         rows.handed(row, "continued", None, None)
 
 
-class _Ends(OfTask, frozen=True, gc=False):
+class _Ends(TaskEventRow, frozen=True, gc=False):
     state: ClassVar[str]
     result: Raw
     ending: str
@@ -401,12 +401,12 @@ class _TaskClosed(_Ends, frozen=True, gc=False, tag="task_closed"):
     state: ClassVar[str] = DRAINED
 
 
-class _ResultDrained(OfTask, frozen=True, gc=False, tag="result_drained"):
+class _ResultDrained(TaskEventRow, frozen=True, gc=False, tag="result_drained"):
     def move(self, row: TaskRowUpdate, _: Rows, /) -> None:
         row.ledger_state = DRAINED
 
 
-class ResultReturnedRow(Begins, frozen=True, gc=False, tag="result_returned"):
+class ResultReturnedRow(TaskStartRow, frozen=True, gc=False, tag="result_returned"):
     """Carries the whole task, so that a task whose beginning is lost can still be stored."""
 
     state: ClassVar[str] = SETTLED
@@ -425,14 +425,14 @@ class ResultReturnedRow(Begins, frozen=True, gc=False, tag="result_returned"):
         rows.handed(row, "returned", None, _text_or_none(self.reason))
 
 
-class AuditedRow(AnEvent, frozen=True, gc=False, tag="audited"):
+class AuditedRow(EventRow, frozen=True, gc=False, tag="audited"):
     index: int
     chain_hash: str
     issuer: str
     row: str
 
 
-class AuditPurgedRow(AnEvent, frozen=True, gc=False, tag="audit_purged"):
+class AuditPurgedRow(EventRow, frozen=True, gc=False, tag="audit_purged"):
     through: int
     anchor_hash: str
 
@@ -470,7 +470,7 @@ def _events_without_rows() -> Iterable[Any]:
     for kind in get_args(AnyEvent):
         tag = kind.__struct_config__.tag
         if tag not in ours:
-            yield msgspec.defstruct(kind.__name__, [], bases=(AnEvent,), tag=tag, frozen=True, gc=False)
+            yield msgspec.defstruct(kind.__name__, [], bases=(EventRow,), tag=tag, frozen=True, gc=False)
 
 
 def _any() -> Any:
@@ -483,7 +483,7 @@ def _any() -> Any:
 class JournalLine(Protocol):
     seq: int
     ts_ms: int
-    events: Sequence[AnEvent]
+    events: Sequence[EventRow]
 
 
 _events: Any = list.__class_getitem__(_any())
