@@ -12,7 +12,7 @@ import click
 from covenant.cli.daemon_client import Invocation, complete_agents, daemon_command
 from covenant.cli.options import CommandGroup, Duration, Function
 from covenant.cli.terminal import Failure, ago, brief, put
-from covenant.model.kinds import STORED_KINDS
+from covenant.model.kinds import ENROLLED_KINDS, STORED_KINDS
 
 agents: Final = CommandGroup("agents", help="Agents: the catalogue of each tenant.", no_args_is_help=True)
 schedules: Final = CommandGroup(
@@ -52,7 +52,7 @@ def add(call: Invocation, *, agent_id: str | None, tenant: str, file: str | None
     agent = answer["agent"]
     who = f"{agent['id']}@{answer['tenant']}"
     talk = []
-    if agent["kind"] == "worker" and not replace:
+    if agent["kind"] in ENROLLED_KINDS and not replace:
         talk.append(f"its worker gets a token with: {call.again} identities enroll {who}")
     call.show(answer, f"{'replaced' if replace else 'added'} {who} ({agent['kind']})", *talk)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, get_args
 
 import click
 
@@ -12,9 +12,12 @@ from covenant.cli.daemon_client import ANSWER_S, Answer, Invocation, connect, da
 from covenant.cli.options import CommandGroup, given_home, home_option, limit_option, local_command
 from covenant.cli.terminal import ExitCode, Failure, Output, ago, brief, print_table, put, say
 from covenant.model.errors import CovenantError
+from covenant.model.peers.delegation import ENDED as ENDED_STATES
+from covenant.model.peers.delegation import LOST, DelegationState
+from covenant.model.peers.delegation_messages import DelegationOutcome, DelegationStatus
 
 ELSEWHERE: Final = "⇄"
-GOES_ON: Final = ("offered", "accepted", "running", "cancelling", "lost")
+GOES_ON: Final = tuple(state.value for state in DelegationState if state not in ENDED_STATES)
 STYLES: Final = {
     "completed": "green",
     "failed": "red",
@@ -23,8 +26,8 @@ STYLES: Final = {
     "lost": "bold red",
     "cancelled": "dim",
 }
-STATUSES: Final = ("pending", "running", "completed", "failed", "cancelled", "timeout", "lost")
-ENDED: Final = frozenset({"completed", "failed", "cancelled", "timeout"})
+ENDED: Final = get_args(DelegationOutcome)
+STATUSES: Final = (*get_args(DelegationStatus), LOST.value)
 WAIT_MS: Final = 10_000
 
 delegation_argument: Final = click.argument("delegation")

@@ -11,8 +11,8 @@ from covenant.cli.delegations import delegations
 from covenant.cli.homes import revocation, rotate_identity
 from covenant.cli.options import CommandGroup, limit_option
 from covenant.cli.terminal import ago, brief, print_table, put, say
+from covenant.model.peers.usage_by_day import COUNTED
 
-USAGE_COLUMNS: Final = ("offers", "accepted", "rejected", "completed", "failed", "cancelled", "timeout", "tokens")
 WIRE_NAMES: Final = {
     "offers_per_min": "offersPerMin",
     "concurrent": "concurrent",
@@ -267,11 +267,11 @@ def usage(call: Invocation, *, peer: str | None, profile: str | None, role: str 
     if call.answer(answer):
         return
     rows = [
-        ("", each["day"], each["role"], each["peer"], each["profile"], *(str(each[name]) for name in USAGE_COLUMNS))
+        ("", each["day"], each["role"], each["peer"], each["profile"], *(str(each[name]) for name in COUNTED))
         for each in answer["usage"]
     ]
     if rows:
-        print_table(("day", "as", "peer", "profile", *USAGE_COLUMNS), rows)
+        print_table(("day", "as", "peer", "profile", *COUNTED), rows)
     else:
         say("nothing was delegated on these days")
     for quota in answer["quotas"]:

@@ -70,3 +70,4 @@ KINDS: Final[dict[AgentKind, KindRules]] = {
 
 STORED_KINDS: Final = tuple(kind for kind, rules in KINDS.items() if rules.stored_by != "code")
 """Kinds that the catalogue can store."""
+ENROLLED_KINDS: Final = frozenset(kind for kind, rules in KINDS.items() if rules.enrolled)

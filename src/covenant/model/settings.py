@@ -1,6 +1,7 @@
 """Settings that layers below the daemon read: a section each, with its defaults, bounds and meanings.
 
-`daemon/settings` has the tree of all sections. No other place has a setting: its users get its section as a parameter.
+`daemon/settings` has the tree of all sections; `outbound` and `peers` have a module each for their own. The users of a
+setting get its section as a parameter.
 """
 
 from __future__ import annotations
