@@ -286,7 +286,7 @@ async def test_a_key_that_is_unknown_over_there_costs_one_more_try_and_no_wait(t
             await alice.offers(bob.id)
             await alice.delivered()
             assert [row["code"] for row in await bob.audit()] == ["unknown_prekey"]
-            assert len(bob.provider.heard) == 1
+            assert [seq for *_, seq in bob.provider.heard] == [1]
 
 
 async def test_a_delegation_that_is_refused_holds_up_no_other(
@@ -449,20 +449,31 @@ async def test_a_stop_does_not_wait_for_a_peer_that_hangs(alice: TransportUnderT
         await alice.delivered()
 
 
+@pytest.mark.parametrize("closed", ["after the answer", "at the next request"])
 async def test_a_kept_connection_that_the_peer_closed_costs_no_wait(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, closed: str
 ) -> None:
+    """At the next request: the peer's idle time ends just as the request is under way, so nobody sees it coming."""
     caplog.set_level(logging.INFO)
+    answered: set[asyncio.StreamWriter] = set()
+
+    async def close_later(request: Request, writer: asyncio.StreamWriter) -> None:
+        if writer not in answered:
+            answered.add(writer)
+            writer.write(taken(request))
+        else:
+            writer.close()
+
     async with (
         transport_under_test(tmp_path / "alice", settings=SLOW) as alice,
-        http_server(taking(close=True)) as served,
+        http_server(close_later if closed == "at the next request" else taking(close=True)) as served,
         delivering(alice),
     ):
         peer = await _somebody_at(alice, served.url())
         for number in range(1, 6):
             await alice.offers(peer, number)
             await alice.delivered()
-        assert len(served.requests) >= 5
+        assert len(served.requests) == (5 if closed == "after the answer" else 5 + 4)
         # A delivery that fails is logged with the pause before the next try: there was none.
         assert "outbox.failed" not in caplog.messages
 
