@@ -19,7 +19,7 @@ from bench.report import Level, Table, at_most, fact
 from covenant.agents.api import Agent, Turn
 from covenant.agents.function_agent import FunctionAgent
 from covenant.agents.runtime.worker_pool import WorkerPool
-from covenant.dashboard.feed import ROUND_S, ROUNDS_PER_COUNT, FeedClock, write_all
+from covenant.dashboard.feed import ROUND_S, ROUNDS_PER_COUNT, FeedCollector, write_all
 from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.ledger.embedded.open import open_ledger
 from covenant.ledger.machine.commands import Accept
@@ -87,8 +87,8 @@ async def _send(ledger: EmbeddedLedger) -> None:
 async def _second(ledger: EmbeddedLedger, records: Sequence[Record]) -> float:
     """The feed's CPU for a second's records, in milliseconds."""
     changes = ledger.changes
-    clock = FeedClock(ledger, followers_max=1)
-    clock.ring.clear(0)
+    collector = FeedCollector(ledger, followers_max=1)
+    collector.ring.clear(0)
     changes.begin()
     began = process_time()
     size = -(-len(records) // ROUNDS)
@@ -97,9 +97,9 @@ async def _second(ledger: EmbeddedLedger, records: Sequence[Record]) -> float:
         for events, ts_ms, seq in some:
             changes.note(events, ts_ms, seq)
         changes.position = some[-1][2]
-        position = clock.ring.position
-        await clock.look(counting=number % ROUNDS_PER_COUNT == 0)
-        written = write_all(clock.ring.since(position) or ())
+        position = collector.ring.position
+        await collector.look(counting=number % ROUNDS_PER_COUNT == 0)
+        written = write_all(collector.ring.since(position) or ())
         assert written
     spent = process_time() - began
     changes.end()

@@ -96,19 +96,19 @@ async def test_a_change_of_a_task_is_told_with_its_state_and_the_counts(
 async def test_every_change_is_counted_though_nothing_follows_it(tmp_path: Path) -> None:
     ledger = await open_ledger(tmp_path, clock=lambda: 1_000)
     try:
-        clock = FeedCollector(ledger, followers_max=1)
+        collector = FeedCollector(ledger, followers_max=1)
         ledger.changes.begin()
-        await clock.look(counting=True)
-        assert clock.counts["queued"] == 0
+        await collector.look(counting=True)
+        assert collector.counts["queued"] == 0
         await ledger.commit(Accept(task=new_task(1), digest="d" * 64, minted=True))
-        await clock.look(counting=False)
-        position, counted = clock.ring.position, clock.counted
-        assert clock.counts["queued"] == 0, "this round does not count"
-        told = asyncio.create_task(clock.wait_for_change(position, counted, BOUND_S))
+        await collector.look(counting=False)
+        position, counted = collector.ring.position, collector.counted
+        assert collector.counts["queued"] == 0, "this round does not count"
+        told = asyncio.create_task(collector.wait_for_change(position, counted, BOUND_S))
         await asyncio.sleep(0)
-        await clock.look(counting=True)
-        assert clock.counts["queued"] == 1
-        assert clock.ring.position == position
+        await collector.look(counting=True)
+        assert collector.counts["queued"] == 1
+        assert collector.ring.position == position
         assert await told, "whoever follows hears of counts alone"
     finally:
         await ledger.close()
@@ -120,15 +120,15 @@ async def test_a_task_that_begins_and_ends_between_two_counts_is_told(short_path
         async def archived() -> bool:
             return (await daemon.ledger.counts()).behind == 0
 
-        clock = FeedCollector(daemon.ledger, followers_max=1)
+        collector = FeedCollector(daemon.ledger, followers_max=1)
         daemon.ledger.changes.begin()
         await eventually(archived)
-        await clock.look(counting=True)
-        before = clock.counted
+        await collector.look(counting=True)
+        before = collector.counted
         assert (await send_task(daemon, "no time"))["status"]["state"] == "TASK_STATE_COMPLETED"
         await eventually(archived)
-        await clock.look(counting=True)
-        assert clock.counted == before + 1
+        await collector.look(counting=True)
+        assert collector.counted == before + 1
 
 
 async def test_whoever_connects_is_told_the_counts_of_now(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,16 +289,16 @@ async def test_the_look_ups_of_a_round_do_not_grow_with_what_changed(tmp_path: P
     """At thousands of tasks a second, a few of them are looked up, once for all readers."""
     ledger = await open_ledger(tmp_path, clock=lambda: 1_000)
     try:
-        clock = FeedCollector(ledger, followers_max=1)
+        collector = FeedCollector(ledger, followers_max=1)
         ledger.changes.begin()
         sent = [new_task(number) for number in range(200)]
         await asyncio.gather(*(ledger.commit(Accept(task=each, digest="d" * 64, minted=True)) for each in sent))
-        await clock.look(counting=True)
-        (only,) = clock.ring.since(clock.ring.start) or ()
+        await collector.look(counting=True)
+        (only,) = collector.ring.since(collector.ring.start) or ()
         assert len(only.tasks) == LATEST_MAX
         assert only.more == len(sent) - LATEST_MAX
         assert {each.state for each in only.tasks} == {"queued"}
         assert [each.task_id for each in only.tasks] == [each.id for each in reversed(sent)][:LATEST_MAX]
-        assert clock.counts["queued"] == len(sent)
+        assert collector.counts["queued"] == len(sent)
     finally:
         await ledger.close()

@@ -36,7 +36,7 @@ def list_peers(call: Invocation, *, trust: str | None, limit: int) -> None:
     answer = call.ask("list_peers", trustLevel=trust, limit=limit)
     if not call.json:
         say(f"this is {answer['name']}, {answer['id']}")
-    columns = ("name", "trust", "status", "heard", "where", "id", "")
+    columns = ("name", "trust", "status", "last seen", "where", "id", "")
     empty = "no peers; add one with: covenant peers add https://HOST"
     call.show_table(answer, columns, map(_peer_row, answer["peers"]), empty=empty)
 
@@ -70,7 +70,7 @@ def show(call: Invocation, *, peer: str) -> None:
         return
     found = answer["peer"]
     put(_peer_line(found))
-    put(f"heard {ago(found['lastSeen'])}, verified {ago(found['verifiedAtMs'])}")
+    put(f"last seen {ago(found['lastSeen'])}, verified {ago(found['verifiedAtMs'])}")
     for profile in found["capabilities"]:
         put(f"  {profile['name']}  {profile['maxTokenBudget']} tokens  {profile.get('description', '')}")
     if troubles := _warnings(found):

@@ -28,7 +28,7 @@ a2a: Final = CommandGroup(
     "a2a",
     help="""Tasks, their leases and their results: the daemon's mailbox.
 
-    The mailbox is the daemon's own way from agent to agent: `send` queues a task for an identity, `next` leases it,
+    The mailbox carries tasks between identities: `send` queues a task for an identity, `next` leases it,
     `respond` settles it, `results` drains the result. The protocol A2A is at each agent's URL; `covenant call` speaks
     it. Both make the same tasks, so `status`, `list`, `show`, `requeue` and the others serve tasks of either kind.
 

@@ -98,7 +98,7 @@ class Dashboard:
 
     @property
     def schedulers(self) -> tuple[FeedCollector, RateSampler]:
-        return self.feed.clock, self.sampler
+        return self.feed.collector, self.sampler
 
     def routes(self) -> Sequence[BaseRoute]:
         return [Route(path, self, name=path) for path in (ROOT, ROOT + "/{rest:path}")]

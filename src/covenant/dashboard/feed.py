@@ -1,7 +1,7 @@
 """`/ui/feed`: changes of the ledger as server-sent events. An event's id is the ledger's durable position.
 
-One clock serves all readers. Each round it takes the changes, looks up the few tasks that the round names, keeps the
-round in a bounded ring, and wakes the readers. Each reader has its own place in the ring, so a slow reader delays
+One collector serves all readers. Each round it takes the changes, looks up the few tasks that the round names, keeps
+the round in a bounded ring, and wakes the readers. Each reader has its own place in the ring, so a slow reader delays
 nobody and then gets all the rounds that it missed at once. A reader whose place has left the ring gets `resync` and
 reads everything again.
 
@@ -245,14 +245,14 @@ class FeedEndpoint(Endpoint):
         self._sessions = sessions
         self._base_url = base_url
         self._node = node
-        self.clock: Final = FeedCollector(self._ledger, followers_max=followers_max)
+        self.collector: Final = FeedCollector(self._ledger, followers_max=followers_max)
         self._written: tuple[tuple[int, int], bytes] = ((-1, -1), b"")
         """The frames last written for readers that see everything, with the positions that they span."""
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         check_same_origin(scope, self._base_url, unsafe=False)
         session = self._sessions.find(read_cookie(scope, self._base_url), used=False)
-        with self.clock.following(session):
+        with self.collector.following(session):
             try:
                 with while_connected(send, receive) as work:
 
@@ -266,7 +266,7 @@ class FeedEndpoint(Endpoint):
                     finally:
                         session.on_end.discard(end)
             except Unauthenticated:
-                body = _frame("end", self.clock.ring.position, {"why": "logged_out"})
+                body = _frame("end", self.collector.ring.position, {"why": "logged_out"})
                 await send({"type": "http.response.body", "body": body, "more_body": False})
             except CallerGoneError:
                 return
@@ -276,10 +276,10 @@ class FeedEndpoint(Endpoint):
             self._sessions.check(session)  # a slow reader may take longer than its session lasts
             await send({"type": "http.response.body", "body": body, "more_body": True})
 
-        clock, ring = self.clock, self.clock.ring
+        collector, ring = self.collector, self.collector.ring
         position, counted = ring.position, -1
         if session.role is not Role.TENANT:
-            await clock.count()
+            await collector.count()
         hello = {"position": position, "node": self._node, "version": self._version, "role": session.role.value}
         await write(_frame("hello", position, hello))
         if seen is not None:
@@ -294,11 +294,11 @@ class FeedEndpoint(Endpoint):
                 if frames := self._frames_since(session, position, rounds):
                     await write(frames)
                 position = rounds[0].position
-            if clock.counted != counted:
-                counted = clock.counted
-                if session.role is not Role.TENANT and clock.counts:
-                    await write(_frame("counts", position, {"lanes": clock.counts, "at_ms": self._ledger.now_ms()}))
-            if not await clock.wait_for_change(position, counted, KEEP_ALIVE_S):
+            if collector.counted != counted:
+                counted = collector.counted
+                if session.role is not Role.TENANT and collector.counts:
+                    await write(_frame("counts", position, {"lanes": collector.counts, "at_ms": self._ledger.now_ms()}))
+            if not await collector.wait_for_change(position, counted, KEEP_ALIVE_S):
                 await write(KEEP_ALIVE)
 
     def _frames_since(self, session: UiSession, position: int, rounds: Sequence[FeedRound]) -> bytes:
