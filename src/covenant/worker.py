@@ -59,7 +59,7 @@ class WorkerJob:
         self._parts = 0
         self._calls = 0
         self._usage: dict[str, float] = {}
-        self._untold: Update | None = None
+        self._unacknowledged: Update | None = None
         """An update that is being sent, or whose sender was cancelled before the daemon had acknowledged it."""
         self.task = taken.task
         self.lease_id = taken.lease.lease_id
@@ -80,20 +80,20 @@ class WorkerJob:
     async def update(self, update: Update) -> None:
         """Sends an update to watchers, one at a time: updates are numbered, and the daemon takes them in order."""
         async with self._telling:
-            if self._untold is not None:
-                await self._tell(self._untold)  # it may have arrived under its number, so it goes first
+            if self._unacknowledged is not None:
+                await self._send_update(self._unacknowledged)  # it may have arrived under its number, so it goes first
             self._update_no += 1
-            self._untold = update
-            await self._tell(update)
+            self._unacknowledged = update
+            await self._send_update(update)
 
-    async def _tell(self, update: Update) -> None:
+    async def _send_update(self, update: Update) -> None:
         try:
             await retry(lambda: self._client.update(self.task.id, self.lease_id, update, self._update_no))
         except (Refusal, TypeError, ValueError):  # the daemon does not have it, or it cannot be written
-            self._untold = None
+            self._unacknowledged = None
             self._update_no -= 1
             raise
-        self._untold = None
+        self._unacknowledged = None
 
     async def say(self, text: str) -> None:
         """Streams a piece of the answer."""

@@ -2,21 +2,25 @@
 
 from typing import Any, get_args
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from covenant.model.errors import Conflict
+from covenant.model.ids import TaskId
 from covenant.model.peers.delegation import (
     DELEGATION_TRANSITIONS,
     ENDED,
     OUTCOMES,
     STATUS,
+    Delegation,
     DelegationRole,
     DelegationState,
     move,
 )
 from covenant.model.peers.delegation_messages import DelegationStatus
+from covenant.model.peers.instance import InstanceId
 
 HAPPENINGS = sorted({happening for table in DELEGATION_TRANSITIONS.values() for _, happening in table})
 
@@ -117,3 +121,21 @@ def test_a_move_that_is_not_in_the_table_is_refused(
 ) -> None:
     with pytest.raises(Conflict, match=happening):
         move(role, state, happening)
+
+
+def test_the_numbers_of_messages_are_stored_under_their_names_of_old() -> None:
+    delegation = Delegation(
+        role=DelegationRole.PROVIDER,
+        peer=InstanceId("frd1_" + "a" * 40),
+        offer_id="o",
+        task_id=TaskId("t"),
+        profile="p",
+        state=DelegationState.RUNNING,
+        budget=1,
+        timeout_ms=1,
+        sent_seq=3,
+        received_seq=5,
+    )
+    stored = msgspec.to_builtins(delegation)
+    assert (stored["said"], stored["heard"]) == (3, 5)
+    assert msgspec.convert(stored, Delegation) == delegation
