@@ -242,7 +242,7 @@ def update_line(update: dict[str, Any]) -> str:
 
 
 def log_text(line: dict[str, Any]) -> str:
-    """A line of a task's log: when, how important, from where, what."""
+    """A line of a task's log: its time, level, source and text."""
     source = line.get("logger") or (line["stream"] if line["writer"] == "agent" else "covenant")
     words = [clock_time(line["ts_ms"]), f"{line['level']:<7}", f"[{source}]", line["text"]]
     words += [f"{name}={value}" for name, value in line.get("fields", {}).items() if name != "agent"]

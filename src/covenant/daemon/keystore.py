@@ -417,7 +417,7 @@ def encode_prekeys(prekeys: Sequence[PrivatePrekey]) -> str:
 
 
 def decode_prekeys(data: bytes) -> tuple[PrivatePrekey, ...]:
-    """Raises ValueError if they are none."""
+    """Raises ValueError if the bytes are no purpose keys."""
     read = msgspec.json.decode(data, type=_StoredPrekeys)
     hybrid = read.hybrid if HYBRID_SUITE in SUITES else ()
     return (

@@ -177,7 +177,7 @@ class _Beat:
 
 
 class Watchdog:
-    """`agent_at`: whose code runs at a frame, if an agent's. `held`: gets the seconds of each hold."""
+    """`agent_at`: the agent whose code runs at a frame, if any. `held`: gets the seconds of each hold."""
 
     def __init__(
         self,

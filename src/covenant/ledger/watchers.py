@@ -177,7 +177,7 @@ class _WaitingLine:
             self._order = sorted(self.sleeping)
 
     def first(self) -> int:
-        """The number of the longest waiting."""
+        """The number of the waiter that waits longest."""
         while self._order[0] not in self.sleeping:
             heapq.heappop(self._order)
         return self._order[0]

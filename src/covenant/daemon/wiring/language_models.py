@@ -99,7 +99,7 @@ class Models:
 
 
 def _provider(name: str) -> str:
-    """`base_url`, and the key for it, are one provider's: that of the daemon's own model."""
+    """`base_url` and its key belong to one provider, the one of the daemon's own model."""
     return name.partition(":")[0]
 
 

@@ -201,7 +201,7 @@ class OfferPlacement(PeerService):
         self.wake()
 
     def wake(self) -> None:
-        """Something about a peer has changed: tasks that wait for a place look again."""
+        """Called when a peer has changed: tasks that wait for a place try again."""
         for each in self._waiting:
             each.set()
 

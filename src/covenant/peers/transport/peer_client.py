@@ -106,7 +106,7 @@ class PeerConnections:
         self._closing: set[asyncio.Task[None]] = set()
 
     def to(self, url: str) -> PeerConnection:
-        """Opens nothing yet, and refuses nothing."""
+        """The connection to a URL. Its first call opens it."""
         connection = self._connections.get(url)
         if connection is None:
             connection = self._connections[url] = PeerConnection(url, self._guard, self._trust, self._user_agent)

@@ -154,7 +154,7 @@ class Archive:
         return await future
 
     async def close(self) -> None:
-        """Applies the notified records, if that works and is soon done, and stops. Does not raise."""
+        """Applies the notified records, if that succeeds soon, and stops. Does not raise."""
         if self._thread is not None:
             self._stop_at_s = monotonic() + CLOSE_S_MAX
             self._stopping.set()
