@@ -85,18 +85,25 @@ class BatchStatement:
         statement = Statement(_ARRAY.sub(lambda found: array_sql(*found.groups()), whole))
         self.text, self.names = statement.text, statement.names
         self._encoders = [self._encoder(name, kinds.get(name)) for name in statement.names]
+        self._alike = [name.removesuffix(_ALIKE) for name in statement.names if name.endswith(_ALIKE)]
 
     @staticmethod
     def _encoder(name: str, kind: str | None) -> Encoder:
         """The list that a value comes from, and its encoder."""
         if kind is not None:
             return name, _ENCODERS[kind]
-        if name in _OF_BATCH:
+        if name in _OF_BATCH or name.endswith(_ALIKE):
             return name, None
         column, _, number = name.partition("__")
         return column, itemgetter(int(number or 0))
 
     def values(self, given: dict[str, Any]) -> list[Any]:
+        for name in self._alike:
+            values = given[name]
+            if values and values.count(values[0]) == len(values):
+                given[name], given[name + _ALIKE] = None, values[0]
+            else:
+                given[name + _ALIKE] = None
         return encode_values(given, self._encoders)
 
 
@@ -116,18 +123,30 @@ BY_NUMBER_MAX: Final = 256
 """The most rows that are read by their number. PostgreSQL finds a text in an array by walking over those before it."""
 _LONG: Final = ("e_no", "a_idx", "l_no", "m_no")
 """The first columns of the arrays that one command can make long."""
+_ALIKE: Final = "__alike"
+"""The end of the name of the value that all rows have in a column."""
+_OWN: Final = frozenset({"no", "task_id", "place", "head", "rest", "body"})
+"""Columns in which no two rows are alike."""
 EVENTS_MAX: Final = 4
 """The most events of one task that are given as values: each number of them is a statement of its own."""
 
 
 def _of_many(found: re.Match[str]) -> str:
-    """The elements of the arrays, by their number."""
+    """The elements of the arrays, by their number. The first array says how many there are."""
     arrays = [each.strip() for each in found[1].split(",")]
     values = ", ".join(f"{array} AS a{number}" for number, array in enumerate(arrays))
-    elements = ", ".join(f"r.a{number}[r.i]" for number in range(len(arrays)))
+    elements = ", ".join(_element(number, array) for number, array in enumerate(arrays))
     once = f"(SELECT {values} OFFSET 0)"
     numbered = f"(SELECT v.*, generate_series(1, cardinality(v.a0)) AS i FROM {once} AS v)"  # noqa: S608  from `sql`
     return f"(SELECT {elements} FROM {numbered} AS r)"  # noqa: S608  from `sql`
+
+
+def _element(number: int, array: str) -> str:
+    element, given = f"r.a{number}[r.i]", _ARRAY.fullmatch(array)
+    if number == 0 or given is None or given[1].partition("_")[2] in _OWN:
+        return element
+    # If all rows are alike, there is no array.
+    return f"coalesce({element}, :{given[1]}{_ALIKE}::{given[2]})"
 
 
 def _of_few(part: str, count: int) -> str:
@@ -196,7 +215,7 @@ def _encode_values(given: dict[str, Any], encoders: Sequence[Encoder], between: 
     given["between"], given["null"] = between, null
     return [
         given[name]
-        if encode is None
+        if encode is None or given[name] is None
         else join_texts(given[name], between, null)
         if encode is join_texts
         else encode(given[name])

@@ -179,8 +179,8 @@ left_queue AS (
 
 -- :new_queue
 new_queue AS (
-    INSERT INTO queue (recipient, place, no)
-    SELECT u.* FROM unnest(:q_recipient::text[], :q_place::bigint[], :q_no::bigint[]) AS u CROSS JOIN ok
+    INSERT INTO queue (no, place, recipient)
+    SELECT u.* FROM unnest(:q_no::bigint[], :q_place::bigint[], :q_recipient::text[]) AS u CROSS JOIN ok
 ),
 
 -- :left_results
@@ -190,8 +190,8 @@ left_results AS (
 
 -- :new_results
 new_results AS (
-    INSERT INTO results (sender, place, no)
-    SELECT u.* FROM unnest(:r_sender::text[], :r_place::bigint[], :r_no::bigint[]) AS u CROSS JOIN ok
+    INSERT INTO results (no, place, sender)
+    SELECT u.* FROM unnest(:r_no::bigint[], :r_place::bigint[], :r_sender::text[]) AS u CROSS JOIN ok
 ),
 
 -- :new_audit
