@@ -10,7 +10,8 @@ from typing import Any, Final
 import asyncpg
 import pytest
 
-from covenant.ledger.postgres.batch_statement import BatchStatement
+from covenant.ledger.postgres.batch_statement import BatchStatement, rehearse_batch
+from covenant.ledger.postgres.connections import WRITER_SETTINGS, Connections
 from covenant.ledger.postgres.postgres_ledger import PostgresLedger
 from covenant.model.errors import Conflict
 from covenant.model.ids import PublicKey
@@ -205,3 +206,21 @@ def test_a_column_that_is_alike_in_all_rows_is_given_once() -> None:
         values = dict(zip(batch.names, batch.values(given | {"q_recipient": recipients}), strict=True))
         assert (values["q_recipient"], values["q_recipient__alike"]) == (texts, one)
         assert (values["q_no"], values["q_place"]) == ("{1, 2}", "{3, 4}")
+
+
+async def test_a_batch_with_every_kind_of_row_is_prepared_once(engine: PostgresEngine) -> None:
+    await engine.join("a")
+    connection = await Connections(engine.url).connect(WRITER_SETTINGS)
+    try:
+        prepared = []
+        for _ in range(2):
+            await rehearse_batch(connection)
+            prepared.append(
+                await connection.fetchval(
+                    "SELECT min(prepare_time) FROM pg_prepared_statements WHERE statement LIKE 'WITH w AS%'"
+                )
+            )
+        assert prepared[0] is not None
+        assert prepared[0] == prepared[1]
+    finally:
+        await connection.close()

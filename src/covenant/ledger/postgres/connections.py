@@ -95,7 +95,8 @@ class Connections:
         options: dict[str, Any] = {"command_timeout": command_s or COMMAND_S}
         if self.pooler:
             return options | {"statement_cache_size": 0}
-        return options | {"server_settings": settings}
+        # A batch with every kind of row is longer than what asyncpg keeps prepared unless it is told to.
+        return options | {"server_settings": settings, "max_cacheable_statement_size": 0}
 
     async def open(self) -> None:
         # A pool with a least size logs each failure to keep connections that nobody has asked for.
