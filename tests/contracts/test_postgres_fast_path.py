@@ -31,6 +31,7 @@ from tests.ledger_contract.driver import LedgerDriver
 from tests.ledger_contract.grants import give, sending
 from tests.ledger_contract.postgres_engine import PostgresEngine
 from tests.ledger_contract.postgres_server import Databases
+from tests.ledger_contract.push import put
 from tests.ledger_contract.samples import ALICE, BOB, CAROL, OPERATOR, make_grant, make_identity, make_task, ok, task_id
 from tests.ledger_contract.watches import advance
 from tests.waits import BOUND_S
@@ -104,6 +105,20 @@ async def test_a_node_that_hears_nothing_takes_nothing_before_what_stands_first(
             await (a, b)[number % 2].finish(leased, ok(leased.task.id))
         drained = [result.task_id for _ in range(3) for result in await a.drain()]
     assert drained == [task_id(number) for number in range(3)]
+
+
+async def test_a_push_configuration_ends_with_its_task_at_a_node_that_did_not_know_of_it(
+    a: LedgerDriver, b: LedgerDriver
+) -> None:
+    assert isinstance(a.ledger, PostgresLedger)
+    await a.send(make_task(0))
+    await a.send(make_task(1))
+    leased = await a.take(count=2)
+    async with a.ledger._membership._busy:  # no news of the other node are read
+        await put(b, task_id(1))
+        await a.finish(leased[1], ok(task_id(1)))
+        (push,) = await a.ledger.pushes(task_id(1))
+    assert push.ended is not None
 
 
 async def test_results_are_drained_in_order_and_once_at_two_nodes(a: LedgerDriver, b: LedgerDriver) -> None:

@@ -353,7 +353,9 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
             elif isinstance(event, PushEvent):
                 self.apply_push(event, ts_ms)
                 if isinstance(event, PushPut) and self.entries.get(event.task_id) is not None:
-                    self.slots[event.task_id].pushed = True
+                    slot = self.slots[event.task_id]
+                    slot.pushed = True
+                    slot.n += 1  # a node that does not know of it must not end the task
                     self.moved[event.task_id] = None
             elif isinstance(event, PeerEvent):
                 self.apply_peer(event, ts_ms)
