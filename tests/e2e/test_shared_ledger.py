@@ -597,11 +597,57 @@ async def test_an_agent_that_one_daemon_serves_is_called_and_listed_at_the_other
             token = ("--token-file", str(tmp_path / "b" / "operator.token"))
             refused = await covenant("call", f"{b.url}/v1/a2a/agents/echo", "hello", *token)
             assert (refused["exit"], refused["code"]) == (1, "unavailable")
-            assert "agent_away: the agent 'echo' is served by" in refused["message"]
+            assert "the agent 'echo' is served by" in refused["message"]
             again = await stack.enter_async_context(open_daemon_under_test(tmp_path / "a", echo, ledger=shared(url)))
             assert again.daemon.base.storage.ledger.node == shown["nodes"][0]
             sent = await send(b, "echo", "third")
             assert sent["status"]["state"] == "TASK_STATE_COMPLETED"
+
+
+async def test_the_tasks_of_an_agent_whose_daemon_is_away_are_read_canceled_and_answered(
+    tmp_path: Path, url: str
+) -> None:
+    echo, slow, begun, _ = agents()
+    asker = Agent("asker", idempotent=True, on_lost="requeue")
+
+    @asker
+    async def ask(turn: Turn) -> str:
+        return f"told {await turn.ask('which?')}"
+
+    returned = {"returnImmediately": True}
+    async with AsyncExitStack() as stack:
+        opened = open_daemon_under_test(tmp_path / "a", echo, slow, asker, ledger=shared(url), daemon={"grace_ms": 0})
+        await stack.enter_async_context(opened)
+        copy_keys(tmp_path)
+        async with open_daemon_under_test(tmp_path / "b", ledger=shared(url)) as b:
+            done, asked = await send(b, "echo", "hello"), await send(b, "asker", "x")
+            assert asked["status"]["state"] == "TASK_STATE_INPUT_REQUIRED"
+            held = await send(b, "slow", "x", configuration=returned)
+            await asyncio.wait_for(begun.wait(), BOUND_S)
+            await stack.aclose()
+
+            async def away() -> bool:
+                again = await call(b, "slow", "SendMessage", message=message("again"), configuration=returned)
+                return "is served by" in str(again)
+
+            await until(away)
+            assert (await call(b, "echo", "GetTask", id=done["id"]))["artifacts"] == done["artifacts"]
+            assert [each["id"] for each in (await call(b, "echo", "ListTasks"))["tasks"]] == [done["id"]]
+            canceled = await call(b, "slow", "CancelTask", id=held["id"])
+            assert canceled["status"]["state"] == "TASK_STATE_CANCELED"
+            told = {**message("this"), "taskId": asked["id"]}
+            answered = await call(b, "asker", "SendMessage", message=told, configuration=returned)
+            assert answered["task"]["id"] == asked["id"]
+            card = await b.ask("GET", "/v1/a2a/agents/asker/.well-known/agent-card.json")
+            assert (card.status_code, card.json()["name"]) == (200, "asker"), "a client that begins now needs it"
+            again = open_daemon_under_test(tmp_path / "a", asker, ledger=shared(url))
+            await stack.enter_async_context(again)
+
+            async def completed() -> bool:
+                found = await call(b, "asker", "GetTask", id=asked["id"])
+                return bool(found.get("artifacts", [{}])[0].get("parts") == [{"text": "told this"}])
+
+            await until(completed)
 
 
 async def test_a_task_for_an_agent_of_a_daemon_that_is_away_waits_for_it(tmp_path: Path, url: str) -> None:

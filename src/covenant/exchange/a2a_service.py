@@ -69,6 +69,8 @@ class A2ARequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     caller: Caller
     agent: CatalogueAgent
+    away: bool = False
+    """Whether no node serves the agent now: it gets no new task."""
     extensions: tuple[str, ...] = ()
     idempotency_key: str | None = None
     hop: Hop | None = None
@@ -274,6 +276,8 @@ class A2AExchange:
             key = read_idempotency(sent, call.idempotency_key)
         if message.task_id is not None:
             return parse_known_id(message.task_id), None, key
+        if call.away:
+            raise self._catalogue.missing(tenant, agent.id)
         if anonymous and message.context_id is not None:
             await self._check_context(message.context_id, recipient, sender)
         if key is None:

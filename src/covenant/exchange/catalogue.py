@@ -82,12 +82,18 @@ class Catalogue:
         key = (tenant, agent_id)
         return self._residents.get(key) or self._remote.get(key) or self._ledger.agent(tenant, agent_id)
 
-    def agents(self, tenant: str) -> Sequence[CatalogueAgent]:
+    def known(self, tenant: str, agent_id: str) -> CatalogueAgent | None:
+        """The agent, even if all of its nodes are away: its tasks are read, canceled and answered all the same."""
+        found = (each.agent for each in self._ledger.residents() if _key(each.agent) == (tenant, agent_id))
+        return self.agent(tenant, agent_id) or next(found, None)
+
+    def agents(self, tenant: str, *, away: bool = False) -> Sequence[CatalogueAgent]:
         """`index`, then agents from code, then files by id, then stored agents, oldest first.
 
-        The order of declared agents must not depend on when they were declared.
+        The order of declared agents must not depend on when they were declared. `away`: with those of absent nodes.
         """
-        return self._listed(tenant, {**self._remote, **self._residents})
+        known = {_key(each.agent): each.agent for each in self._ledger.residents()} if away else {}
+        return self._listed(tenant, {**known, **self._remote, **self._residents})
 
     def agents_here(self, tenant: str) -> Sequence[CatalogueAgent]:
         """The same without agents that only other nodes can serve."""
@@ -134,9 +140,10 @@ class Catalogue:
         await self._ledger.durable()
         return self.agents(tenant)
 
-    async def show(self, tenant: str, agent_id: str) -> CatalogueAgent:
+    async def show(self, tenant: str, agent_id: str, *, away: bool = False) -> CatalogueAgent:
+        """`away`: an agent whose nodes are all away is shown, too."""
         await self._ledger.durable()
-        agent = self.agent(tenant, agent_id)
+        agent = (self.known if away else self.agent)(tenant, agent_id)
         if agent is None:
             raise self.missing(tenant, agent_id)
         return agent

@@ -19,13 +19,7 @@ import msgspec
 
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.stored_files import StoredFiles
-from covenant.exchange.tasks.builder import (
-    IdempotencyKey,
-    build_task,
-    check_message,
-    check_size,
-    within_deadline,
-)
+from covenant.exchange.tasks.builder import IdempotencyKey, build_task, check_message, check_size, within_deadline
 from covenant.exchange.tasks.reader import TaskReader
 from covenant.exchange.tasks.writer import LocalWorkers, TaskWriter
 from covenant.exchange.worker_presence import WorkerPresence
@@ -41,17 +35,7 @@ from covenant.model.errors import Conflict, Invalid, Refusal
 from covenant.model.ids import AgentId, TaskId
 from covenant.model.question import PersonDecision
 from covenant.model.settings import MESSAGE_BYTES_MAX, DelegationSettings
-from covenant.model.task import (
-    DELEGATION,
-    ELSEWHERE,
-    PEERS,
-    Hop,
-    Result,
-    Target,
-    Task,
-    check_chain,
-    fingerprint,
-)
+from covenant.model.task import DELEGATION, ELSEWHERE, PEERS, Hop, Result, Target, Task, check_chain, fingerprint
 from covenant.model.task_event import MessageUpdate, Signal
 from covenant.model.task_view import TaskView, TaskViewBuilder
 from covenant.model.tracing import OFF, Tracer, trace_of, traced

@@ -13,13 +13,7 @@ import msgspec
 
 from covenant.exchange.access.principals import Principal, require_operator
 from covenant.exchange.delegation import tell_caller
-from covenant.exchange.request_checks import (
-    check_reason,
-    check_request_id,
-    check_size,
-    check_task,
-    read_answer,
-)
+from covenant.exchange.request_checks import check_reason, check_request_id, check_size, check_task, read_answer
 from covenant.exchange.stored_files import StoredFiles
 from covenant.exchange.tasks.builder import check_blocks, check_update
 from covenant.exchange.tasks.reader import TaskReader, add_earlier_usage, read_tree
@@ -56,12 +50,7 @@ from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.identity_commands import WriteAuditRow
 from covenant.ledger.machine.states import LIVE_NAMES
 from covenant.model.errors import Conflict, Forbidden, Invalid, NotFound, Unavailable
-from covenant.model.grant import (
-    COMPACT_ACTION,
-    recv_actions,
-    respond_actions,
-    send_actions,
-)
+from covenant.model.grant import COMPACT_ACTION, recv_actions, respond_actions, send_actions
 from covenant.model.ids import AgentId, LeaseId, TaskId
 from covenant.model.peers.delegation import PEER
 from covenant.model.question import PersonDecision
@@ -190,12 +179,7 @@ class MailboxExchange:
         )
 
     async def take(
-        self,
-        principal: Principal,
-        *,
-        everyone: bool = False,
-        count: int = 1,
-        request_id: str | None = None,
+        self, principal: Principal, *, everyone: bool = False, count: int = 1, request_id: str | None = None
     ) -> Leased:
         """Leases the next tasks: the caller's own, or (for the operator) those of all recipients in turn."""
         self._check_page(count, self.limits.batch_max, "max")

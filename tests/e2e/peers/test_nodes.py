@@ -81,17 +81,17 @@ class Nodes(NamedTuple):
         self.shared()
 
 
-def beside(made: PeerDaemons, node: Node, name: str, **settings: int) -> Node:
+def beside(made: PeerDaemons, node: Node, name: str, agents: str = SOURCE, **settings: int) -> Node:
     """Another daemon on the ledger of this one."""
     home = made.folder / name
     for file in (KEY_NAME, TOKEN_NAME):
         (home / file).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         shutil.copy2(node.home / file, home / file)
-    return made.node(name, SOURCE, env={**node.env, "COVENANT_DAEMON_NODE": name}, **PLENTY | settings)
+    return made.node(name, agents, env={**node.env, "COVENANT_DAEMON_NODE": name}, **PLENTY | settings)
 
 
 @contextmanager
-def nodes(**settings: int) -> Iterator[Nodes]:
+def nodes(agents_of_two: str = SOURCE, **settings: int) -> Iterator[Nodes]:
     """`settings` of `[peers]`, of all of them."""
     with short_folder() as folder, open_peer_daemons(folder) as made:
         env = {
@@ -101,7 +101,7 @@ def nodes(**settings: int) -> Iterator[Nodes]:
             "COVENANT_DAEMON_NODE": "one",
         }
         one = made.node("one", SOURCE, env=env, **PLENTY | settings)
-        two = beside(made, one, "two", **settings)
+        two = beside(made, one, "two", agents_of_two, **settings)
         other = made.node("other", SOURCE, **PLENTY | settings)
         door, to_other = made.proxy(one), made.proxy(other)
         introduce(one, other, a_calls=to_other.url, b_calls=door.url)
@@ -154,6 +154,31 @@ def test_a_cancel_at_either_daemon_reaches_the_work_wherever_it_is_done() -> Non
             lambda: [each["state"] for each in pair.one.delegations(role="provider")],
             lambda found: found == ["cancelled"],
         )
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_an_offer_for_an_agent_of_a_daemon_that_is_away_is_taken_when_it_is_back(dies: bool) -> None:
+    with nodes(
+        "from covenant import Agent\n\nunused = Agent('unused')\n\n\n@unused\nasync def do(turn): ...\n"
+    ) as pair:
+        pair.door.lead_to(pair.two.port)
+        (pair.one.kill if dies else pair.one.stop)()
+        until(
+            lambda: [each["id"] for each in pair.two.cli("agents", "list")["agents"]],
+            lambda found: "echo" not in found,
+        )
+        offered = pair.other.delegate("later", "echo", "one")
+        # It was refused for now, and not for good.
+        pair.other.stands(offered, "offering", "offered")
+        until(
+            lambda: [each["type"] for each in pair.other.get("/messages?limit=100")["messages"]],
+            lambda types: "delegation_reject" in types,
+        )
+        shown = pair.other.cli("peers", "capabilities", "one", "--fresh")["capabilities"]["profiles"]
+        assert "echo" in [each["name"] for each in shown], "its token names what it may use"
+        pair.again(pair.one)
+        assert pair.other.ended(offered)["result"] == "echo later"
+        assert pair.daemons.lines("runs").count("one echo later") == 1
 
 
 @pytest.mark.parametrize("lost", first_of(["request", "receipt"]))

@@ -172,7 +172,7 @@ class Admission:
         return AdmittedCaller(scope, headers, caller, agent_id)
 
     def _anonymous(self, scope: Scope, agent_id: str) -> Caller | None:
-        tenant, agent = self.tenants.tenancy.tenant(DEFAULT), self.catalogue.agent(DEFAULT, agent_id)
+        tenant, agent = self.tenants.tenancy.tenant(DEFAULT), self.catalogue.known(DEFAULT, agent_id)
         if tenant is None or tenant.disabled_at_ms is not None or agent is None or not self.admits(agent, scope):
             return None
         return Caller(tenant, "", operator=False, name=f"{ANONYMOUS}@{tenant.name}")
@@ -191,12 +191,7 @@ class Admission:
             return await self.pool.read(admitted.scope, receive, bytes_max, take)
 
     def call(
-        self,
-        admitted: AdmittedCaller,
-        operation: A2AOperation,
-        dialect: Dialect,
-        decode: Callable[[S], Any],
-        params: S,
+        self, admitted: AdmittedCaller, operation: A2AOperation, dialect: Dialect, decode: Callable[[S], Any], params: S
     ) -> A2ACall:
         """The request, checked in this order: version, agent, params. `decode` makes it from `params`."""
         headers, caller = admitted.headers, admitted.caller
@@ -204,13 +199,15 @@ class Admission:
         if found.get(b"a2a-version") != _CURRENT:
             check_version(headers.version(admitted.scope), dialect)
         agent = self.catalogue.agent(caller.tenant.name, admitted.agent_id)
-        if agent is None:
+        away = agent is None
+        if agent is None and (agent := self.catalogue.known(caller.tenant.name, admitted.agent_id)) is None:
             raise self.catalogue.missing(caller.tenant.name, admitted.agent_id)
         cursor = last_event_id(headers.get(b"last-event-id")) if operation.open_stream is not None else None
         request = decode(params)
         ask = A2ARequest(
             caller=caller,
             agent=agent,
+            away=away,
             extensions=headers.extensions if b"a2a-extensions" in found else (),
             idempotency_key=headers.get(b"idempotency-key") if b"idempotency-key" in found else None,
             hop=hop_of(request, headers) if isinstance(request, SendMessage) else None,

@@ -169,7 +169,7 @@ class CardPages:
         clean = self._root_form == "1.0" or _wants_clean(scope)
         if not agent_id:
             return self._document(self._cards.stub(base_url), 0, clean=clean, public=True, varies=self._varies)
-        agent = await self._catalogue.show(DEFAULT, agent_id)
+        agent = await self._catalogue.show(DEFAULT, agent_id, away=True)
         known = self._knows(scope)
         card = self._cards.card(agent, base_url, token_needed=known or not self._publishing.admits(agent, scope))
         # Whether a token is needed may depend on the caller: then the card must not be cached for others.
@@ -188,7 +188,7 @@ class CardPages:
         agent_id = scope["path"].partition("/agents/")[2].partition("/")[0]
         open_to_all = bearer(scope) is None and self._publishing.agent_id == agent_id and self._publishing.open(scope)
         tenant = DEFAULT if open_to_all else (await self._auth.enter(scope)).tenant.name
-        agent = await self._catalogue.show(tenant, agent_id)
+        agent = await self._catalogue.show(tenant, agent_id, away=True)
         card = self._cards.card(agent, self._base_url.of(scope), token_needed=not open_to_all)
         clean, varies = _wants_clean(scope), ("Authorization", *self._varies)
         return self._document(card, agent.updated_at_ms, clean=clean, public=False, varies=varies)

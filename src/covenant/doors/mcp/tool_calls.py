@@ -94,7 +94,8 @@ class ToolCalls:
 
     async def _send(self, caller: Caller, arguments: tools.SendTaskArguments, report: ReportProgress) -> ToolAnswer:
         agent, caller = self._agent(caller, arguments.agent)
-        ask = A2ARequest(caller=caller, agent=agent, idempotency_key=arguments.idempotency_key)
+        away = self._catalogue.agent(caller.tenant.name, agent.id) is None
+        ask = A2ARequest(caller=caller, agent=agent, away=away, idempotency_key=arguments.idempotency_key)
         # With a key, a repeated message must be the same, so its id must be the same, too.
         message_id = arguments.idempotency_key or self._new_id()
         message = Message(message_id=message_id, parts=(Text(arguments.message),), task_id=arguments.task_id)
@@ -144,7 +145,7 @@ class ToolCalls:
             caller = msgspec.structs.replace(caller, tenant=known)
         elif tenant not in ("", caller.tenant.name):
             raise unknown_agent(name)
-        agent = self._catalogue.agent(caller.tenant.name, agent_id)
+        agent = self._catalogue.known(caller.tenant.name, agent_id)
         if agent is None:
             raise self._catalogue.missing(caller.tenant.name, agent_id)
         return agent, caller

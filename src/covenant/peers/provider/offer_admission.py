@@ -115,6 +115,8 @@ class OfferFacts(NamedTuple):
     """How far our clock is ahead of the requester's, whose clock the offer's deadline is by."""
     draining: bool = False
     """Whether this daemon is draining: it takes no new work before the next start."""
+    away: bool = False
+    """Whether no daemon of this instance has the agent of the profile now."""
     accepted_today: int = 0
     """Offers of this peer accepted today; below, the tokens that its delegations have used today or may still use."""
     tokens_today: int = 0
@@ -281,6 +283,8 @@ def _check_quota(peer: Peer, facts: OfferFacts, settings: PeerSettings) -> int:
 def _check_room(peer: Peer, facts: OfferFacts, settings: PeerSettings, rate: Callable[[Peer], int | None]) -> None:
     if facts.draining:
         raise OfferRejected("busy", "this daemon is draining; offer again later", BUSY_RETRY_MS)
+    if facts.away:
+        raise OfferRejected("busy", "what serves this profile is away; offer again later", BUSY_RETRY_MS)
     own = peer.limits.concurrent
     if facts.active_of_peer >= (own if own is not None else settings.slots_per_peer):
         raise OfferRejected("busy", "your delegations have reached their limit here; offer again later", BUSY_RETRY_MS)

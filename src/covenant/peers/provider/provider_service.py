@@ -124,7 +124,7 @@ class Provider(PeerService):
 
     async def offering(self, peer: Peer) -> OfferedProfiles:
         active = len(await self._ledger.delegations_live(DelegationRole.PROVIDER))
-        agents = () if is_barred(peer, self._settings) else self._catalogue.agents(peer.tenant)
+        agents = () if is_barred(peer, self._settings) else self._catalogue.agents(peer.tenant, away=True)
         profiles = tuple(islice(filter(None, (self._profile(peer, each) for each in agents)), PROFILES_MAX))
         return OfferedProfiles(profiles, active, max(0, self._settings.slots - active))
 
@@ -162,7 +162,7 @@ class Provider(PeerService):
             if key in self._context.withdrawn:
                 raise OfferRejected("expired", WITHDRAWN)
             agent = self._catalogue.agent(incoming.peer.tenant, offer.profile)
-            terms = await self._judge(incoming, offer, self._profile(incoming.peer, agent))
+            terms = await self._judge(incoming, offer)
             received = await self._accept(incoming, offer, agent, terms)
         except OfferRejected as rejected:
             return await self._reject(incoming, offer, rejected)
@@ -186,7 +186,7 @@ class Provider(PeerService):
             self._attend(key)
         return received
 
-    async def _judge(self, incoming: IncomingMessage, offer: DelegationOffer, profile: Profile | None) -> AgreedTerms:
+    async def _judge(self, incoming: IncomingMessage, offer: DelegationOffer) -> AgreedTerms:
         ledger, peer, now_ms = self._ledger, incoming.peer, self._now_ms()
         # The time that a message was on its way looks like skew, so skew counts no further than clocks may be apart.
         skew_ms = max(-SKEW_MS, min(SKEW_MS, now_ms - (incoming.envelope.sent_at_ms or now_ms)))
@@ -196,12 +196,13 @@ class Provider(PeerService):
         facts = OfferFacts(
             active=len(live),
             active_of_peer=len(budgets),
-            profile=profile,
+            profile=self._profile(peer, self._catalogue.known(peer.tenant, offer.profile)),
             us=self._keyring,
             now_ms=now_ms,
             ages=ledger.clock.ages,
             skew_ms=skew_ms,
             draining=self._draining(),
+            away=self._catalogue.agent(peer.tenant, offer.profile) is None,
             accepted_today=accepted,
             tokens_today=used + sum(budgets),
         )
@@ -484,8 +485,7 @@ def _begin(peer: Peer, offer: DelegationOffer) -> Delegation:
 def _parts(offer: DelegationOffer) -> tuple[Content, ...]:
     """The offer's contents as parts of its task."""
     context = Resource(Embedded(uri="", mimeType="text/plain", text=offer.context or ""), filename=CONTEXT)
-    more = blocks_named_safely(unreserved_parts(offer.parts))
-    return Text(offer.task), *((context,) if offer.context else ()), *more
+    return Text(offer.task), *((context,) if offer.context else ()), *blocks_named_safely(unreserved_parts(offer.parts))
 
 
 def _digest(peer: Peer, offer: DelegationOffer) -> str:
