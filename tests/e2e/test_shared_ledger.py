@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -191,6 +191,33 @@ async def test_a_cancel_at_one_daemon_stops_the_work_at_the_other_whose_stream_e
                 rest = [line async for line in lines]
             assert "TASK_STATE_CANCELED" in "".join(rest)
             await asyncio.wait_for(stopped.wait(), BOUND_S)
+
+
+async def test_a_tenants_removal_ends_at_each_daemon_and_empties_each_home(tmp_path: Path, url: str) -> None:
+    async with open_daemon_under_test(tmp_path / "a", ledger=shared(url)) as a:
+        copy_keys(tmp_path)
+        async with open_daemon_under_test(tmp_path / "b", ledger=shared(url)) as b:
+            for daemon in (b, a):  # the first one leads removals
+                await a.add_tenant("acme")
+
+                async def is_known() -> bool:
+                    return all(each.daemon.base.storage.ledger.tenant("acme") for each in (a, b))
+
+                await until(is_known)
+                notes = [tmp_path / home / "memory" / "acme" / "note" for home in ("a", "b")]
+                for note in notes:
+                    note.parent.mkdir(parents=True)
+                    note.write_text("of acme")
+
+                removals, operator = daemon.daemon.base.access.removals, daemon.operator
+                await removals.begin(operator, "acme", "it is over", cancel_live=False)
+                report = await removals.report(operator, "acme", BOUND_S)
+                assert (report.done, report.removal.reason) == (True, "it is over")
+
+                async def are_gone(notes: Sequence[Path] = notes) -> bool:
+                    return not any(note.exists() for note in notes)
+
+                await until(are_gone)
 
 
 async def test_a_tenant_that_is_disabled_at_one_daemon_is_shut_out_at_the_other(tmp_path: Path, url: str) -> None:

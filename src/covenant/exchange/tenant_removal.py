@@ -82,7 +82,7 @@ class RemovalReport(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class TenantRemovals:
-    """One for each daemon. `run` also continues removals that an earlier run had begun."""
+    """`run` at one of the daemons on a ledger, `follow` at each. `run` also continues removals of an earlier run."""
 
     def __init__(
         self,
@@ -105,12 +105,34 @@ class TenantRemovals:
         self._requested = asyncio.Event()
         self._moved = asyncio.Condition()
         self._reports: dict[str, RemovalReport] = {}
+        self._begun: dict[str, TenantRemoval] = {}
+        self._removed = asyncio.Queue[str]()
+        self._leads = ""
+        """The tenant that is being removed by this daemon."""
         ledger.on_registers(self._changed)
 
     def _changed(self, change: RegisterChange) -> None:
-        tenant = self._ledger.tenant(change.name) if change.register is Register.TENANTS else None
-        if tenant is not None and tenant.removal is not None:
+        tenant = self._ledger.tenant(change.name)
+        if change.register is Register.TENANTS and tenant is None and change.name != self._leads:
+            self._removed.put_nowait(change.name)
+        elif change.register is Register.TENANTS and tenant is not None and tenant.removal is not None:
+            self._begun[change.name] = tenant.removal
             self._requested.set()
+
+    async def follow(self) -> None:
+        """Erases what this daemon's home has of tenants that another daemon on the ledger has removed."""
+        while True:
+            name = await self._removed.get()
+            await self._erase_here(name)
+            if (removal := self._begun.pop(name, None)) is not None:
+                await self._publish(name, RemovalReport(done=True, stage="removed", removal=removal))
+
+    async def _erase_here(self, name: str) -> None:
+        if self._ledger.tenant(name) is None or name == self._leads:
+            await self._files.erase(name)
+        await self._logs.forget_unknown(self._is_known)
+        if self._frames is not None:
+            await self._frames.forget_unknown()
 
     async def holdings(self, principal: Principal, name: str) -> TenantHoldings:
         await require_operator(self._ledger, principal, "removing a tenant")
@@ -195,6 +217,7 @@ class TenantRemovals:
                 continue
 
     async def _try(self, tenant: Tenant) -> None:
+        self._leads = tenant.name
         try:
             await self._remove(tenant)
         except Refusal as refusal:
@@ -208,6 +231,8 @@ class TenantRemovals:
                 done=False, stage=stage, removal=now.removal or tenant.removal, places=places, problem=refusal.message
             )
             await self._publish(tenant.name, report)
+        finally:
+            self._leads = ""
 
     async def _remove(self, tenant: Tenant) -> None:
         name, removal = tenant.name, tenant.removal
@@ -224,13 +249,10 @@ class TenantRemovals:
         await self._enter(name, "erasing tasks", removal)
         await self._erase_tasks(name, removal)
         await self._enter(name, "erasing files", removal)
-        await self._files.erase(name)
         if self._stored is not None:
             for account in (name, *(f"@{key}" for key in removal.keys)):
                 await self._stored.erase(account)
-        await self._logs.forget_unknown(self._is_known)
-        if self._frames is not None:
-            await self._frames.forget_unknown()
+        await self._erase_here(name)
         await self._enter(name, "rewriting what has its bytes", removal)
         await self._ledger.scrub(name, removal.keys)
         await self._enter(name, "searching", removal)
@@ -244,6 +266,7 @@ class TenantRemovals:
             )
         await self._ledger.commit(FinishTenantRemoval(by=self._operator, name=name, places=len(places)))
         await self._ledger.compact()
+        self._begun.pop(name, None)
         await self._publish(name, RemovalReport(done=True, stage="removed", removal=removal, places=places))
 
     async def _enter(self, name: str, stage: str, removal: TenantRemoval) -> None:
@@ -356,3 +379,13 @@ class TenantRemovals:
         """The keys of the tenant's agents and callers in a task, removed ones too: a display leads to its key."""
         parts = (display.rpartition("@") for display in (task.agent, task.sender))
         return [self._catalogue.identity(name, agent_id).pubkey for agent_id, _, host in parts if host == name]
+
+
+class RemovalFollower:
+    """The part of removals that each daemon on a shared ledger does."""
+
+    def __init__(self, removals: TenantRemovals) -> None:
+        self._removals = removals
+
+    async def run(self) -> None:
+        await self._removals.follow()

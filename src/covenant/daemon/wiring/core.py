@@ -34,7 +34,7 @@ from covenant.exchange.frame_log import FrameLog, TurnCalls
 from covenant.exchange.mailbox import MailboxExchange
 from covenant.exchange.stored_files import StoredFiles
 from covenant.exchange.tasks.writer import Intake
-from covenant.exchange.tenant_removal import TenantRemovals
+from covenant.exchange.tenant_removal import RemovalFollower, TenantRemovals
 from covenant.exchange.worker_presence import WorkerPresence
 from covenant.model.agent_card import Provider
 from covenant.model.mcp_servers import McpServer, read_mcp_servers, tools_of
@@ -185,6 +185,7 @@ async def open_access(settings: Settings, storage: Storage, telemetry: Telemetry
             *((storage.singleton("retries", scheduler),) if retry.scheduler else ()),
             storage.singleton("retention", retention),
             storage.singleton("removals", removals),
+            *((RemovalFollower(removals),) if storage.shared else ()),
             storage.singleton("files", collector),
         ),
     )

@@ -11,12 +11,7 @@ from typing import Final, Protocol, TypeVar
 import msgspec
 
 from covenant.exchange.stored_files import StoredFiles
-from covenant.exchange.tasks.builder import (
-    check_size,
-    within_deadline,
-    without_reserved_keys,
-    without_transport,
-)
+from covenant.exchange.tasks.builder import check_size, within_deadline, without_reserved_keys, without_transport
 from covenant.ledger.contract.tasks import TaskLedger
 from covenant.ledger.machine.commands import Accept, Accepted, Cancel, Canceled, Command, LeasedTask, Starter
 from covenant.ledger.machine.decisions.context import key_reused
@@ -224,13 +219,7 @@ class TaskWriter:
         return digest, size, former
 
     def accept(
-        self,
-        task: Task,
-        digest: str,
-        push: PushConfig | None = None,
-        *,
-        minted: bool = False,
-        submitted: bool = False,
+        self, task: Task, digest: str, push: PushConfig | None = None, *, minted: bool = False, submitted: bool = False
     ) -> Awaitable[Accepted]:
         """`minted`: the task's id is new. `submitted`: otherwise the id was made from an idempotency key."""
         accept = self._accept_traced if self._tracer.on else self._accept
