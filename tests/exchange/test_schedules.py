@@ -1,6 +1,7 @@
 """Schedules: each moment has one run, over restarts, clocks that are set, and beside another daemon."""
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime
@@ -11,8 +12,9 @@ import asyncpg
 import pytest
 
 from covenant import Agent, Schedule, Turn
+from covenant.daemon.home import KEY_NAME, TOKEN_NAME
 from covenant.exchange.access.tenants import Caller
-from covenant.exchange.schedules import ScheduleRunner, run_id
+from covenant.exchange.schedules import BESIDE_MS, ScheduleRunner, run_id
 from covenant.exchange.tasks.writer import TaskWriter
 from covenant.ledger.clock import PAUSE_MS
 from covenant.model.errors import Conflict, Invalid, OverLimit
@@ -84,6 +86,28 @@ async def test_each_moment_has_one_run_also_beside_another_runner_and_after_a_re
         shown = await daemon.ledger.show(run_id(NAME, moment_ms), None, 100)
         assert shown is not None
         assert [update.kind for update in shown.updates].count("submitted") == 1
+
+
+async def test_a_moment_is_left_for_a_while_to_the_daemon_that_leads(tmp_path: Path, databases: Databases) -> None:
+    url, clock = await databases.make(), FakeClock()
+    async with opened(tmp_path / "a", clock, url=url) as (first, leading):
+        for name in (KEY_NAME, TOKEN_NAME):
+            copy = tmp_path / "b" / name
+            copy.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            shutil.copy2(tmp_path / "a" / name, copy)
+        (tmp_path / "b").chmod(0o700)
+        async with opened(tmp_path / "b", clock, url=url) as (_, other):
+
+            async def leads() -> bool:
+                return first.daemon.base.storage.ledger.leads("schedules")
+
+            await eventually(leads)
+            assert (await leading.step(), await other.step()) == (0, 0)
+            clock.advance(next_hour(clock) - clock())
+            assert (await other.step(), await leading.step()) == (0, 1)
+            clock.advance(BESIDE_MS)
+            assert await other.step() == 1, "it would be submitted now if nobody had done so"
+    await databases.drop(url)
 
 
 async def test_a_moment_that_has_its_run_is_not_inserted_into_a_database_again(
