@@ -6,6 +6,10 @@ import hashlib
 import os
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -21,6 +25,7 @@ from tests.ledger_contract.fault_injection import FAULT as FAULT_VARIABLE
 from tests.ledger_contract.fault_injection import FAULTS, HOME, NOTES
 from tests.ledger_contract.samples import task_id
 from tests.matrices import first_of
+from tests.waits import BOUND_S, eventually
 
 ROOT = Path(__file__).parents[3]
 FIRST, SECOND = PIECE * 3, b"second" * 10_000
@@ -183,3 +188,90 @@ async def test_many_small_files_are_stored_counted_and_collected_in_bounded_pass
     assert [each.blobs for each in passes] == [1_000, 1_000, 500]
     assert [each.more for each in passes] == [True, True, False]
     assert await store.usage(ACME) == BlobUsage(0, 0)
+
+
+async def test_a_canceled_upload_ends_with_its_thread_and_leaves_a_whole_file_or_none(tmp_path: Path) -> None:
+    """The daemon cancels an upload that takes too long, and an agent's turn that saves a file."""
+    store = BlobFolder(tmp_path / "blobs", uuid_source())
+    reached, goes_on = threading.Event(), threading.Event()
+
+    def hold(_step: fault_points.FaultPoint) -> None:
+        reached.set()
+        assert goes_on.wait(BOUND_S)
+
+    with fault_points.armed(fault_points.Plan("blobs.rename", hold)):
+        uploading = asyncio.ensure_future(put(store, PIECE, task_id(1)))
+        assert await asyncio.to_thread(reached.wait, BOUND_S)
+        uploading.cancel()
+        early, _ = await asyncio.wait((uploading,), timeout=0.3)
+        goes_on.set()
+        assert not early, "nothing in the staged folder may be removed while a thread publishes it"
+        with pytest.raises(asyncio.CancelledError):
+            await uploading
+    assert await store.check(knows([task_id(1)]), hashes=True) == []
+    assert await store.usage(ACME) == BlobUsage(1, len(PIECE))
+    assert list((tmp_path / "blobs" / INCOMING).iterdir()) == []
+
+
+async def test_a_reader_that_is_canceled_while_its_file_is_opened_leaves_no_file_open(tmp_path: Path) -> None:
+    store = BlobFolder(tmp_path / "blobs", uuid_source())
+    blob = await put(store, PIECE)
+    path = store.place(ACME, blob.sha256) / BYTES
+    path.unlink()
+    os.mkfifo(path)  # it is opened only when somebody writes into it
+    reading = asyncio.ensure_future(get(store, blob))
+    writer = -1
+
+    async def is_canceled() -> bool:
+        nonlocal writer
+        with suppress(OSError):  # nobody is about to read
+            writer = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+            reading.cancel()
+        return writer >= 0
+
+    async def is_closed() -> bool:
+        try:
+            with suppress(BlockingIOError):
+                os.write(writer, b"?")
+        except BrokenPipeError:
+            return True
+        return False
+
+    await eventually(is_canceled)
+    try:
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        await eventually(is_closed)
+    finally:
+        os.close(writer)
+
+
+async def test_listings_of_one_space_leave_the_threads_to_others(tmp_path: Path) -> None:
+    store = BlobFolder(tmp_path / "blobs", uuid_source())
+    await put(store, PIECE, task_id(1))
+    with ThreadPoolExecutor(1) as threads:
+        asyncio.get_running_loop().set_default_executor(threads)
+        listings = [asyncio.ensure_future(store.listing(ACME, "", 50)) for _ in range(100)]
+        await asyncio.sleep(0)
+        await asyncio.to_thread(threading.get_ident)
+        listed = sum(each.done() for each in listings)
+        assert all(len(found) == 1 for found in await asyncio.gather(*listings))
+    assert listed < 10, "others had to wait for them"
+
+
+async def test_a_file_of_many_tasks_is_listed_at_the_cost_of_reading_their_names(tmp_path: Path) -> None:
+    store, count = BlobFolder(tmp_path / "blobs", uuid_source()), 20_000
+    place = store.place(ACME, (await put(store, PIECE)).sha256)
+    names = sorted(task_id(number) for number in range(count))
+    for name in names:
+        os.close(os.open(place / name, os.O_CREAT, 0o600))
+    (found,) = await store.listing(ACME, "", 50)
+    listed_s = read_s = float("inf")
+    for _ in range(3):
+        before_s = time.process_time()
+        (found,) = await store.listing(ACME, "", 50)
+        listed_s, before_s = min(listed_s, time.process_time() - before_s), time.process_time()
+        assert sum(1 for _ in os.scandir(place)) == count + 1
+        read_s = min(read_s, time.process_time() - before_s)
+    assert (found.references, found.tasks) == (count, tuple(names[:10]))
+    assert listed_s < 10 * read_s

@@ -15,14 +15,18 @@ from __future__ import annotations
 import asyncio
 import errno
 import hashlib
+import io
 import os
+import re
 import shutil
 import stat
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from heapq import nsmallest
 from pathlib import Path
 from typing import IO, Final
+from weakref import WeakValueDictionary
 
 from covenant.ledger.contract.blobs import (
     CHUNK_BYTES,
@@ -48,6 +52,7 @@ FOLDER_NAME: Final = "blobs"
 INCOMING: Final = "incoming"
 BYTES: Final = "bytes"
 TASKS_TOLD_MAX: Final = 10
+_IS_TASK: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}").fullmatch
 
 
 class BlobFolder:
@@ -58,21 +63,20 @@ class BlobFolder:
         self._lock = threading.Lock()
         self._usage: dict[str, list[int]] = {}
         self._cursor = ("", "")
+        self._listed: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         make_owned_folder(folder, exist_ok=True)
         _drop(folder / INCOMING)
         make_owned_folder(folder / INCOMING, exist_ok=True)
         sync_dir(folder)
 
     async def writer(self, space: str, quota: BlobQuota) -> FolderWriter:
-        return await asyncio.to_thread(self._begin, space, quota)
-
-    def _begin(self, space: str, quota: BlobQuota) -> FolderWriter:
-        with _disk_refusals(self.path):
-            staged = self.path / INCOMING / self._new_id()
-            make_owned_folder(staged)
-            # Nothing else opens the file: its folder has a new id, and was created here.
-            file = open(staged / BYTES, "xb", buffering=0, opener=open_owned)  # noqa: SIM115
-        return FolderWriter(self, space, quota, staged, file)
+        writer = FolderWriter(self, space, quota, self.path / INCOMING / self._new_id())
+        try:
+            await asyncio.to_thread(writer.begin)
+        except BaseException:
+            await asyncio.shield(writer.discard())
+            raise
+        return writer
 
     async def refer(self, space: str, sha256: str, task_id: TaskId) -> int | None:
         return await asyncio.to_thread(self._refer, space, sha256, task_id)
@@ -150,20 +154,18 @@ class BlobFolder:
         return size_at(place)
 
     async def read(self, space: str, sha256: str, start: int, stop: int) -> AsyncIterator[bytes]:
-        path = self.place(space, sha256) / BYTES
-        try:
-            fd = await asyncio.to_thread(os.open, path, os.O_RDONLY | os.O_NOFOLLOW)
-        except OSError as error:
-            raise no_blob(sha256) from error
+        file = _ReadFile(self.place(space, sha256) / BYTES)
         try:
             while start < stop:
-                data = await asyncio.to_thread(os.pread, fd, min(CHUNK_BYTES, stop - start), start)
+                data = await asyncio.to_thread(file.read, min(CHUNK_BYTES, stop - start), start)
                 if not data:
                     raise no_blob(sha256)
                 start += len(data)
                 yield data
+        except OSError as error:
+            raise no_blob(sha256) from error
         finally:
-            os.close(fd)
+            file.close()
 
     async def usage(self, space: str | None = None) -> BlobUsage:
         return await asyncio.to_thread(self._read_usage, space)
@@ -186,7 +188,9 @@ class BlobFolder:
         return used
 
     async def listing(self, space: str, after: str, limit: int) -> Sequence[StoredBlob]:
-        return await asyncio.to_thread(self._listing, space, after, limit)
+        """One at a time for each space: a page of much referred files takes long, and others need the threads."""
+        async with self._listed.setdefault(space, asyncio.Lock()):
+            return await asyncio.to_thread(self._listing, space, after, limit)
 
     def _listing(self, space: str, after: str, limit: int) -> list[StoredBlob]:
         found: list[StoredBlob] = []
@@ -197,13 +201,9 @@ class BlobFolder:
                 tasks, at = _references(place), os.lstat(place / BYTES)
             except FileNotFoundError:
                 continue
-            task_ids = tuple(path.name for path in tasks[:TASKS_TOLD_MAX])
+            told, at_ms = tuple(nsmallest(TASKS_TOLD_MAX, tasks)), at.st_mtime_ns // 1_000_000
             stored = StoredBlob(
-                sha256=place.name,
-                size=at.st_size,
-                stored_at_ms=at.st_mtime_ns // 1_000_000,
-                references=len(tasks),
-                tasks=task_ids,
+                sha256=place.name, size=at.st_size, stored_at_ms=at_ms, references=len(tasks), tasks=told
             )
             found.append(stored)
         return found
@@ -242,10 +242,10 @@ class BlobFolder:
     async def _collect(self, place: Path, known: Known, before_ms: int) -> tuple[int, int | None]:
         """The number of dropped references, and the number of freed bytes if the blob was dropped."""
         try:
-            old = await asyncio.to_thread(lambda: [each for each in _references(place) if _aged(each, before_ms)])
+            old = await asyncio.to_thread(_old_references, place, before_ms)
         except OSError:
             return 0, None
-        lost = [path for path in old if not await known(TaskId(path.name))]
+        lost = [place / task_id for task_id in old if not await known(task_id)]
         return await asyncio.to_thread(self._take_out, place, lost, before_ms)
 
     def _take_out(self, place: Path, lost: Sequence[Path], before_ms: int) -> tuple[int, int | None]:
@@ -287,8 +287,8 @@ class BlobFolder:
         for space in await asyncio.to_thread(self._spaces):
             for place in await asyncio.to_thread(lambda each: list(self._places(each)), space):
                 found = await asyncio.to_thread(fault_at, place, hashes=hashes)
-                references = await asyncio.to_thread(_references, place)
-                if found is None and not any([await known(TaskId(each.name)) for each in references[:TASKS_TOLD_MAX]]):
+                references = nsmallest(TASKS_TOLD_MAX, await asyncio.to_thread(_references, place))
+                if found is None and not any([await known(each) for each in references]):
                     found = BlobFault("orphan", space, place.name, "no task refers to it; the collector takes it")
                 if found is not None:
                     faults.append(found)
@@ -317,7 +317,7 @@ def link_blobs(source: Path, target: Path) -> None:
             make_owned_folder(folder, exist_ok=True)
         make_owned_folder(copy)
         with suppress(FileNotFoundError):
-            for name in (BYTES, *(path.name for path in _references(place))):
+            for name in (BYTES, *_references(place)):
                 os.link(place / name, copy / name, follow_symlinks=False)
 
 
@@ -335,31 +335,71 @@ def places_in(space: Path, after: str = "") -> Iterator[Path]:
             yield from (Path(group.path, name) for name in names if name > after)
 
 
-class FolderWriter:
-    """Writes in threads, one call at a time."""
+class _ReadFile:
+    """One file that threads read. The thread of a canceled call may still run: then that thread closes the file."""
 
-    def __init__(self, store: BlobFolder, space: str, quota: BlobQuota, staged: Path, file: IO[bytes]) -> None:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd = -1
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def read(self, length: int, start: int) -> bytes:
+        try:
+            with self._lock:
+                if self._fd < 0:
+                    self._fd = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW)
+                return os.pread(self._fd, length, start)
+        finally:
+            self._let_go()
+
+    def close(self) -> None:
+        self._closed = True
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._closed and self._lock.acquire(blocking=False):
+            fd, self._fd = self._fd, -1
+            self._lock.release()
+            if fd >= 0:
+                os.close(fd)
+
+
+class FolderWriter:
+    """Writes in threads, one call at a time. A canceled call may still run in its thread: `discard` waits for it."""
+
+    def __init__(self, store: BlobFolder, space: str, quota: BlobQuota, staged: Path) -> None:
         self.size = 0
         self._store = store
         self._space = space
         self._quota = quota
         self._staged = staged
-        self._file = file
+        self._file: IO[bytes] = io.BytesIO()
+        """Until `begin`, no file."""
         self._hash = hashlib.sha256()
+        self._lock = threading.Lock()
+        """Without it, `discard` could remove the bytes of a blob while a thread publishes it."""
+
+    def begin(self) -> None:
+        with self._lock, _disk_refusals(self._store.path):
+            make_owned_folder(self._staged)
+            # Nothing else opens the file: its folder has a new id, and was created here.
+            self._file = open(self._staged / BYTES, "xb", buffering=0, opener=open_owned)  # noqa: SIM115
 
     async def write(self, data: bytes) -> None:
         await asyncio.to_thread(self._write, data)
 
     def _write(self, data: bytes) -> None:
-        used = self._store.used_now(self._space)
-        check_quota(self._quota, BlobUsage(0, used.bytes), self.size + len(data))
-        with _disk_refusals(self._staged):
-            fault_points.point("blobs.write", self._file.fileno(), data)
-            left = memoryview(data)
-            while left:
-                left = left[self._file.write(left) :]
-        self._hash.update(data)
-        self.size += len(data)
+        with self._lock:
+            used = self._store.used_now(self._space)
+            check_quota(self._quota, BlobUsage(0, used.bytes), self.size + len(data))
+            with _disk_refusals(self._staged):
+                fault_points.point("blobs.write", self._file.fileno(), data)
+                left = memoryview(data)
+                while left:
+                    left = left[self._file.write(left) :]
+            self._hash.update(data)
+            self.size += len(data)
 
     async def finish(self, task_id: TaskId | None = None, *, sha256: str | None = None) -> Blob:
         try:
@@ -372,7 +412,7 @@ class FolderWriter:
         blob = Blob(self._hash.hexdigest(), self.size)
         if claimed is not None and claimed != blob.sha256:
             raise Invalid("wrong_hash", f"the received bytes have the SHA-256 {blob.sha256}, not {claimed[:64]}")
-        with _disk_refusals(self._staged):
+        with self._lock, _disk_refusals(self._staged):
             fault_points.point("blobs.sync", self._file.fileno())
             os.fsync(self._file.fileno())
             self._file.close()
@@ -383,8 +423,9 @@ class FolderWriter:
         await asyncio.to_thread(self._discard)
 
     def _discard(self) -> None:
-        self._file.close()
-        shutil.rmtree(self._staged, ignore_errors=True)
+        with self._lock:
+            self._file.close()
+            shutil.rmtree(self._staged, ignore_errors=True)
 
 
 @contextmanager
@@ -408,18 +449,16 @@ def size_at(place: Path) -> int | None:
     return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
-def _references(place: Path) -> list[Path]:
-    return sorted(Path(each.path) for each in os.scandir(place) if each.name != BYTES and _is_task(each.name))
+def _references(place: Path) -> list[TaskId]:
+    """In no order. A task may refer to a file, and a hundred thousand may: this takes a microsecond for each."""
+    return [TaskId(name) for name in os.listdir(place) if _IS_TASK(name)]
 
 
-def _is_task(name: str) -> bool:
-    try:
-        return parse_task_id(name) == name
-    except Refusal:
-        return False
+def _old_references(place: Path, before_ms: int) -> list[TaskId]:
+    return [each for each in _references(place) if _aged(f"{place}/{each}", before_ms)]
 
 
-def _aged(path: Path, before_ms: int) -> bool:
+def _aged(path: Path | str, before_ms: int) -> bool:
     try:
         return os.lstat(path).st_mtime_ns // 1_000_000 < before_ms
     except FileNotFoundError:
