@@ -161,6 +161,25 @@ def test_a_start_in_the_past_of_its_own_journal_serves_and_reports_it(stepped: S
     assert "clock.stepped" in stepped.daemon.log
 
 
+def test_a_kill_within_the_pause_ends_no_pause(stepped: Stepped) -> None:
+    """A wrong clock may also be the reason why a supervisor starts the daemon again."""
+    waiting = stepped.send("waits", deadline_ms=int(time.time() * 1000) + DAY_MS // 2)
+    stepped.set(DAY_MS)
+    until(lambda: stepped.metric("covenant_clock_steps_total") == 1)
+    stepped.kill()
+    assert stepped.metric("covenant_clock_paused") == 1
+    stepped.set(0)
+    until(lambda: stepped.metric("covenant_clock_steps_total") == 1)
+    assert stepped.receive()["id"] == waiting
+
+
+def test_a_file_of_clock_steps_that_cannot_be_read_prevents_no_start(stepped: Stepped) -> None:
+    (stepped.daemon.home / "clock.json").write_bytes(b"{")
+    stepped.restart(0)
+    assert stepped.metric("covenant_clock_paused") == 0
+    assert "clock.not_read" in stepped.daemon.log
+
+
 @pytest.mark.matrix
 def test_no_moment_of_a_schedule_has_two_runs_over_kills_and_steps_of_the_clock(short_path: Path) -> None:
     (short_path / "ticks.py").write_text(TICKS)

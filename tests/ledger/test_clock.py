@@ -180,3 +180,35 @@ async def test_a_long_wait_ends_by_the_shared_timer_and_that_stops_when_nobody_w
     again: asyncio.Future[None] = loop.create_future()
     waits.add(again, 0.0)
     await asyncio.wait_for(again, BOUND_S)
+
+
+def test_a_pause_and_the_steps_outlive_the_process() -> None:
+    fake, kept = FakeClock(), list[Ages]()
+    before = clock_beside(fake)
+    before.keep = kept.append
+    stamp_ms = fake()
+    fake.step(DAY_MS)
+    assert before.is_paused()
+    after = clock_beside(fake)
+    after.opened(stamp_ms, kept[-1])
+    assert after.is_paused()
+    fake.advance(PAUSE_MS - 1)
+    assert after.is_paused(), "the pause begins again: nobody knows how long the clock was steady"
+    fake.advance(1)
+    assert not after.is_paused()
+    assert after.age_ms(stamp_ms) == PAUSE_MS
+
+
+def test_a_clock_that_was_corrected_between_two_processes_leaves_ages_as_they_are() -> None:
+    fake, kept = FakeClock(), list[Ages]()
+    before = clock_beside(fake)
+    before.keep = kept.append
+    stamp_ms = fake()
+    fake.step(DAY_MS)
+    assert before.is_paused()
+    fake.step(-DAY_MS)
+    after = clock_beside(fake)
+    after.opened(stamp_ms, kept[-1])
+    assert after.is_paused()
+    fake.advance(PAUSE_MS)
+    assert after.age_ms(stamp_ms) == PAUSE_MS

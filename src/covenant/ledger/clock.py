@@ -5,6 +5,8 @@ Decisions by age use `ages`: after a step of the wall clock they are paused, and
 
 A step is a change of more than a minute in the difference of the two clocks between two readings; a smaller one is
 drift. A pause ends when the wall clock was steady for `pause_ms`. Must be used on one event loop.
+
+Steps and a pause outlive the process if `keep` writes them down, and the next process gives them to `opened`.
 """
 
 from __future__ import annotations
@@ -39,6 +41,8 @@ class Clock:
         self.steps_total = 0
         self._wall_ms = wall_ms
         self.pause_ms = pause_ms
+        self.keep: Callable[[Ages], None] = _forget
+        """Called with the ages after each step and after each pause."""
         self._ahead_ms = wall_ms() - monotonic_ms()
         """How far the wall clock was ahead of the monotonic one at the last comparison."""
         self._compared_ms = NEVER_MS
@@ -65,12 +69,18 @@ class Clock:
             self._resume()
         self._compared_ms = NEVER_MS if self.ages.paused else wall_ms
 
-    def opened(self, last_record_ms: int) -> None:
+    def opened(self, last_record_ms: int, kept: Ages = STEADY) -> None:
         """Called when the journal was read. A last record from the future shows that the clock was set back meanwhile.
 
-        A record from long ago shows nothing: the machine may have been off, and that time has really passed.
+        A record from long ago shows nothing: the machine may have been off, and that time has really passed. `kept`:
+        the ages of the process before. If they were paused, the pause begins again.
         """
         now_ms = self.now_ms()
+        if kept.steps:
+            self.ages = kept
+            self._paused_until_ms = self.monotonic_ms() + self.pause_ms
+            self._compared_ms = NEVER_MS
+            last_record_ms = max(last_record_ms, kept.steps[-1].after_ms)
         if last_record_ms > now_ms + STEP_MS:
             self._note(ClockStep(last_record_ms, now_ms, seen=False), self.monotonic_ms())
             self._compared_ms = NEVER_MS
@@ -106,13 +116,19 @@ class Clock:
         self.steps_total += 1
         self._paused_until_ms = monotonic_ms + self.pause_ms
         latest_ms = max(self.ages.latest_ms, step.before_ms if step.step_ms < 0 else 0)
-        steps = (*self.ages.steps, step)[-STEPS_KEPT:]
-        self.ages = Ages(True, steps, latest_ms, forgotten=self.steps_total > STEPS_KEPT)
+        steps, forgotten = (*self.ages.steps, step), self.ages.forgotten
+        self.ages = Ages(True, steps[-STEPS_KEPT:], latest_ms, forgotten=forgotten or len(steps) > STEPS_KEPT)
+        self.keep(self.ages)
         log.warning("clock.stepped", extra={"step_ms": step.step_ms, "paused_ms": self.pause_ms, "seen": step.seen})
 
     def _resume(self) -> None:
         self.ages = msgspec.structs.replace(self.ages, paused=False, latest_ms=0)
+        self.keep(self.ages)
         log.info("clock.resumed", extra={"steps": self.steps_total})
+
+
+def _forget(_ages: Ages) -> None:
+    """Without files, steps end with the process."""
 
 
 BATCH: Final = 64

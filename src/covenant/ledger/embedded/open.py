@@ -8,6 +8,7 @@ the same archive without files.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sqlite3
 import sys
@@ -31,6 +32,7 @@ from covenant.ledger.embedded.byte_search import run_apart, search_apart
 from covenant.ledger.embedded.disk import (
     make_owned_folder,
     make_private_folder,
+    replace_private,
     unusable,
     unusable_by,
 )
@@ -47,11 +49,16 @@ from covenant.ledger.embedded.state import LedgerState
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.event_codec import decode_events
 from covenant.ledger.machine.events import TaskFollowed, TaskSent
+from covenant.model.clock_steps import STEADY, Ages
 from covenant.model.errors import HomeUnusable, Unavailable
 from covenant.model.ids import TaskId
 from covenant.model.settings import Limits
 from covenant.model.task import Task
 
+log = logging.getLogger(__name__)
+
+CLOCK_NAME: Final = "clock.json"
+"""The steps of the wall clock that a process saw, for the next one. A backup does not have it."""
 NICE: Final = 10
 """Compaction yields to requests: nobody waits for it."""
 
@@ -345,7 +352,8 @@ async def open_ledger(
         state = LedgerState(limits or Limits())
         guarded = Clock(clock, monotonic_ms or clock, pause_ms=clock_pause_ms)
         archive, opened, snapshot_seq, last_record_ms = await asyncio.to_thread(_recover, home, state, clock())
-        guarded.opened(last_record_ms)
+        guarded.keep = partial(_keep_ages, home / CLOCK_NAME)
+        guarded.opened(last_record_ms, await asyncio.to_thread(_kept_ages, home / CLOCK_NAME))
     except OSError as error:
         lock.close()
         raise unusable_by(error, home / "journal") from error
@@ -412,6 +420,25 @@ def _recover(home: Path, state: LedgerState, now_ms: int) -> tuple[Archive, Open
         folder, snapshot_seq=snapshot_seq, archived_seq=archive.archived_seq, now_ms=now_ms, replay=replay
     )
     return archive, opened, snapshot_seq, last_record_ms
+
+
+def _keep_ages(path: Path, ages: Ages) -> None:
+    """On the loop, before anything is decided by the new time: a step is rare, and the file is small."""
+    try:
+        replace_private(path, msgspec.json.encode(ages))
+    except OSError as error:
+        log.warning("clock.not_kept", extra={"path": str(path), "reason": str(error)})
+
+
+def _kept_ages(path: Path) -> Ages:
+    """The clock steps that an earlier process saw. A file that cannot be read prevents no start."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Ages)
+    except FileNotFoundError:
+        return STEADY
+    except (OSError, msgspec.DecodeError) as error:
+        log.warning("clock.not_read", extra={"path": str(path), "reason": str(error)})
+        return STEADY
 
 
 async def memory_ledger(
