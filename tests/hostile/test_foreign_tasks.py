@@ -1,9 +1,10 @@
 """A task of another tenant is unknown by every door, and costs no more than none at all. No key finds it."""
 
 import hashlib
+import re
 import time
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Any, Final
 from uuid import uuid4
 
 import pytest
@@ -31,6 +32,8 @@ async def say(turn: Turn):
     yield turn.text
 """
 LOOKS: Final = 5
+PLACE: Final = re.compile(r"[cm]?[0-9a-f]+-[0-9a-f]+")
+"""A place in the ledger: a moment, and a number that grows with every record of everybody."""
 
 
 @pytest.fixture(scope="module")
@@ -135,3 +138,32 @@ def test_no_other_caller_can_tell_or_use_up_the_id_of_a_key(start_daemon: StartD
     acme = Client(again, acme.token)
     assert used("order-1") == known, "the same after a restart"
     assert used("order-2") == fresh
+
+
+def test_a_cursor_counts_no_tasks_of_others_and_is_good_for_one_tenant_alone(serving: Daemon) -> None:
+    owner, other = (Client(serving, serving.json("tenants", "add", name)["token"]) for name in ("counts", "others"))
+    for name in ("counts", "others"):
+        serving.json("agents", "add", "later", "--tenant", name)
+    sent = {"configuration": {"returnImmediately": True}}
+    ids = [
+        owner.rpc("later", "SendMessage", {"message": message_v1("x"), **sent})["result"]["task"]["id"]
+        for _ in range(3)
+    ]
+
+    def listed(who: Client, token: str = "") -> dict[str, Any]:
+        return who.rpc("later", "ListTasks", {"pageSize": 2, "pageToken": token})
+
+    def found(who: Client, after: str = "") -> Answer:
+        return who.ask("GET", f"/a2a/tasks?limit=2&after={after}")
+
+    first, page = listed(owner)["result"], found(owner).json
+    assert not PLACE.fullmatch(first["nextPageToken"])
+    assert not PLACE.fullmatch(page["next"])
+    assert [each["id"] for each in listed(owner, first["nextPageToken"])["result"]["tasks"]] == ids[:1]
+    rest = found(owner, page["next"]).json
+    assert ([each["task_id"] for each in rest["tasks"]], rest["next"]) == (ids[:1], None)
+    assert listed(other, first["nextPageToken"])["error"]["code"] == -32602
+    refused = found(other, page["next"])
+    assert (refused.status, refused.json["code"]) == (400, "invalid_cursor")
+    for made in ("c0-0", "00", "zz", f"{page['next']}00"):
+        assert found(owner, made).status == 400

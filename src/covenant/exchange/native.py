@@ -92,15 +92,17 @@ class Conversations:
 
     async def list(self, caller: Caller, limit: int, after: str = "") -> tuple[Sequence[Conversation], str]:
         """The open conversations, newest first, and the cursor of the next page."""
+        whose, catalogue = caller.tenant.name, self._catalogue
         listing = await self._ledger.listing(
             ListQuery(
-                recipient=self._catalogue.identity(caller.tenant.name, KEEPER).pubkey,
+                recipient=catalogue.identity(whose, KEEPER).pubkey,
                 state=Interruption.INPUT_REQUIRED.value,
-                after=after,
+                after=catalogue.open_cursor(whose, after),
                 limit=limit,
             )
         )
-        return [_conversation(view) for steps in listing.tasks if (view := fold(steps)) is not None], listing.next
+        found = [_conversation(view) for steps in listing.tasks if (view := fold(steps)) is not None]
+        return found, catalogue.seal_cursor(whose, listing.next)
 
     async def get(self, caller: Caller, conversation_id: str) -> Conversation:
         return _conversation(await self._view(caller, conversation_id))

@@ -396,7 +396,12 @@ class RepairedTasks(ApiAnswer, BulkReport, frozen=True, kw_only=True, tag="a2a_b
 
 
 async def find_a2a_tasks(services: Services, caller: Principal, request: FindRequest) -> Found:
-    return fill(Found, await task_search.find(services.ledger, caller, request))
+    if caller.operator:
+        return fill(Found, await task_search.find(services.ledger, caller, request))
+    whose, catalogue = caller.tenant or caller.agent.pubkey, services.catalogue
+    opened = msgspec.structs.replace(request, after=catalogue.open_cursor(whose, request.after or ""))
+    page = await task_search.find(services.ledger, caller, opened)
+    return fill(Found, page, next=catalogue.seal_cursor(whose, page.next) if page.next else None)
 
 
 async def count_a2a_tasks(services: Services, caller: Principal, _: EmptyRequest) -> Counted:
