@@ -367,6 +367,33 @@ async def test_removing_a_tenant_removes_its_files(daemon: DaemonUnderTest) -> N
     assert await store_of(daemon).usage() == BlobUsage(1, 4)
 
 
+async def test_an_upload_that_is_under_way_when_its_tenant_is_removed_leaves_nothing(daemon: DaemonUnderTest) -> None:
+    """A later tenant of the same name has the same space, and would find the file in its list."""
+    other = await daemon.add_tenant("other")
+    begun, removed = asyncio.Event(), asyncio.Event()
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield b"a"
+        begun.set()
+        await removed.wait()
+        yield b"b"
+
+    headers = {"authorization": f"Bearer {other}"}
+    late = asyncio.ensure_future(daemon.ask("POST", "/v1/files", content=slow(), headers=headers))
+    await begun.wait()
+    incoming = daemon.home / "blobs" / INCOMING
+    await asyncio.to_thread(until, lambda: list(incoming.iterdir()))
+    removals, operator = daemon.daemon.base.access.removals, daemon.operator
+    await removals.begin(operator, "other", "gone", cancel_live=True)
+    report = await removals.report(operator, "other", 30)
+    removed.set()
+    assert report.done, report
+    answer = await late
+    assert (answer.status_code, answer.json()["code"]) == (403, "files_erased")
+    assert await store_of(daemon).usage() == BlobUsage(0, 0)
+    assert list(incoming.iterdir()) == []
+
+
 async def test_every_door_takes_large_bytes_and_tells_them_as_a_url(daemon: DaemonUnderTest) -> None:
     """REST in both versions, and JSON-RPC of 0.3; gRPC and the mailbox have tests of their own."""
     one = await daemon.ask("POST", "/v1/a2a/agents/sizes/message:send", json=message(raw(LARGE, filename="a.bin")))

@@ -11,7 +11,7 @@ import base64
 import binascii
 import hashlib
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, cast
@@ -73,6 +73,8 @@ class StoredFiles:
             files_max=settings.tenant_files_max,
         )
         self._uploads: Counter[str] = Counter()
+        self._storing: defaultdict[str, dict[asyncio.Timeout, asyncio.Event]] = defaultdict(dict)
+        """What is being stored in each space: a way to end it, and the event of its end."""
 
     def concerns(self, parts: Iterable[Content]) -> bool:
         """Whether `store` would inspect one of these parts. Does not look at their bytes."""
@@ -153,8 +155,7 @@ class StoredFiles:
             data = await asyncio.to_thread(base64.b64decode, encoded, validate=True)
         except (binascii.Error, ValueError):
             raise Invalid("invalid_content", "a part's bytes are not base64") from None
-        writer = await self._store.writer(space, self._quota)
-        blob = await _written(writer, _pieces(data), task_id)
+        blob = await self._write(space, _pieces(data), task_id)
         about: dict[str, Any] = {"annotations": part.annotations, "meta": part.meta}
         if isinstance(part, Resource):
             inner = part.resource
@@ -174,7 +175,7 @@ class StoredFiles:
         else:
             pieces = self._store.read(linked.space, sha256, 0, linked.size)
             with self._uploading(space):
-                await _written(await self._store.writer(space, self._quota), pieces, task_id, sha256)
+                await self._write(space, pieces, task_id, sha256)
         return File(
             sha256=sha256,
             size=linked.size,
@@ -213,8 +214,25 @@ class StoredFiles:
         """Stores an upload; durable when it returns. At most `blobs.uploads_max` at once for an account."""
         space = space_of(account)
         with self._uploading(space):
-            writer = await self._store.writer(space, self._quota)
-            return await _written(writer, pieces, task_id, sha256)
+            return await self._write(space, pieces, task_id, sha256)
+
+    async def _write(
+        self, space: str, pieces: AsyncIterator[bytes], task_id: TaskId | None, sha256: str | None = None
+    ) -> Blob:
+        ending, ended = asyncio.timeout(None), asyncio.Event()
+        self._storing[space][ending] = ended
+        try:
+            async with ending:
+                return await _written(await self._store.writer(space, self._quota), pieces, task_id, sha256)
+        except TimeoutError:
+            if not ending.expired():
+                raise
+            raise Forbidden("files_erased", "the files of this tenant are being erased") from None
+        finally:
+            ended.set()
+            del self._storing[space][ending]
+            if not self._storing[space]:
+                del self._storing[space]
 
     @contextmanager
     def _uploading(self, space: str) -> Iterator[None]:
@@ -310,7 +328,15 @@ class StoredFiles:
         return space_of(account_of_parties(found))
 
     async def erase(self, account: str) -> None:
-        await self._store.erase(space_of(account))
+        """Erases the files of an account for which nothing more is accepted. What is being stored ends first."""
+        space, now_s = space_of(account), asyncio.get_running_loop().time()
+        under_way = dict(self._storing.get(space, {}))
+        for ending in under_way:
+            if not ending.expired():
+                ending.reschedule(now_s)
+        for ended in under_way.values():
+            await ended.wait()
+        await self._store.erase(space)
 
     async def collect(self) -> Collected:
         """Runs one pass of the collector; does nothing while the clock is paused after a step."""
