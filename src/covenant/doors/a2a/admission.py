@@ -186,7 +186,9 @@ class Admission:
         if isinstance(send, HttpExchange) and (body := send.take_whole_body(bytes_max)) is not None:
             return body
         if not admitted.caller.anonymous:
-            return await read_body(admitted.scope, receive, bytes_max)
+            body = await read_body(admitted.scope, receive, bytes_max)
+            self.tenants.tenancy.check_still(admitted.caller)
+            return body
         with self.pool.lease(address(admitted.scope)) as take:
             return await self.pool.read(admitted.scope, receive, bytes_max, take)
 

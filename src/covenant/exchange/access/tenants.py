@@ -105,6 +105,11 @@ class TenantAccess:
             self._recognised[token_sha256] = caller
         return caller
 
+    def check_still(self, caller: Caller | Principal) -> None:
+        """Refuses a caller whose token has ended since it was recognised: the body of a request may take minutes."""
+        if self._caller(caller.token_sha256) is None:
+            raise unauthenticated()
+
     def now(self, caller: Caller) -> Caller | None:
         """The caller as its token is valid now; None if it is not valid any more."""
         return self._caller(caller.token_sha256)
