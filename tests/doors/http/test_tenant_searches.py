@@ -47,9 +47,9 @@ async def test_a_tenants_token_finds_and_counts_its_own_tasks_alone(under_test: 
         _, found = await asked(tenants["acme"], target)
         assert (target, found["tasks"], found["total"], found["next"]) == (target, [], 0, None)
     _, found = await asked(tenants["acme"], "/a2a/tasks?task_kind=secret&limit=1")
-    # A cursor is a place, not a key: with another tenant's the caller still finds its own.
-    _, other = await asked(tenants["beta"], f"/a2a/tasks?limit=50&after={found['next']}")
-    assert {task["tenant"] for task in other["tasks"]} <= {"beta"}
+    # A cursor is sealed for its tenant: nobody else goes on from there.
+    status, other = await asked(tenants["beta"], f"/a2a/tasks?limit=50&after={found['next']}")
+    assert (status, other["code"]) == (400, "invalid_cursor")
     _, counts = await asked(tenants["beta"], "/a2a/tasks/counts")
     assert (counts["lanes"]["queued"], [each["tenant"] for each in counts["by_agent"]]) == (2, ["beta"])
 
