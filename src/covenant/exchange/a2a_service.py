@@ -223,13 +223,13 @@ class A2AExchange:
                 context_id=request.context_id,
                 state=request.state,
                 moved_since_ms=request.updated_after_ms,
-                after=catalogue.open_cursor(whose, request.page_token),
+                after=catalogue.cursors.open(whose, request.page_token),
                 limit=request.page_size,
                 artifacts=request.include_artifacts,
             )
         )
         views = tuple(view for steps in listing.tasks if (view := fold(steps)) is not None)
-        token = catalogue.seal_cursor(whose, listing.next)
+        token = catalogue.cursors.seal(whose, listing.next)
         return TaskPage(tasks=views, total_size=listing.total, page_size=len(views), next_page_token=token)
 
     async def cancel(self, call: A2ARequest, request: CancelTask) -> TaskView:

@@ -30,13 +30,11 @@ from covenant.model.agent_definition import (
 from covenant.model.errors import Conflict, Forbidden, Invalid, Refusal, Unavailable
 from covenant.model.grant import respond_actions
 from covenant.model.ids import AgentId, uuid_of
-from covenant.seal.keys import derived_key, derived_secret, public_key
+from covenant.seal.keys import CursorSeal, derived_key, derived_secret, public_key
 
 CLIENT: Final = "client"
 AWAY_RETRY_MS: Final = 2_000
 
-BAD_CURSOR: Final = "!"
-TAG_BYTES: Final = 16
 _RANK: Final = {"builtin": 0, "code": 1, "file": 2, "stored": 3}
 
 
@@ -46,7 +44,7 @@ class Catalogue:
         self._private_key = private_key
         self._operator_key = public_key(private_key)
         self._id_secret = derived_secret(private_key, "task ids")
-        self._cursor_secret = derived_secret(private_key, "cursors")
+        self.cursors = CursorSeal(private_key)
         self.identities: dict[tuple[str, str], AgentId] = {}
         """Identities that `identity` has derived, by tenant and agent."""
         self._residents: dict[tuple[str, str], CatalogueAgent] = {}
@@ -163,26 +161,6 @@ class Catalogue:
     def secret_id(self, scope: str) -> str:
         """The UUID that this daemon derives for a scope, always the same. It needs the daemon's key."""
         return uuid_of(hmac.digest(self._id_secret, scope.encode(), "sha256"))
-
-    def seal_cursor(self, whose: str, cursor: str) -> str:
-        """A cursor that tells its reader nothing: a place in the ledger counts the tasks of everybody."""
-        if not cursor:
-            return cursor
-        tag = hmac.digest(self._cursor_secret, f"tag\0{whose}\0{cursor}".encode(), "sha512")[:TAG_BYTES]
-        return (tag + self._masked(tag, cursor.encode())).hex()
-
-    def open_cursor(self, whose: str, sealed: str) -> str:
-        """The cursor; `BAD_CURSOR`, which every ledger refuses, if it was not sealed for this caller."""
-        try:
-            given = bytes.fromhex(sealed)
-            cursor = self._masked(given[:TAG_BYTES], given[TAG_BYTES:]).decode()
-        except ValueError:
-            return BAD_CURSOR
-        return cursor if hmac.compare_digest(self.seal_cursor(whose, cursor), sealed) else BAD_CURSOR
-
-    def _masked(self, tag: bytes, data: bytes) -> bytes:
-        mask = hmac.digest(self._cursor_secret, b"mask\0" + tag, "sha512")
-        return bytes(one ^ other for one, other in zip(data, mask, strict=False))
 
     def named(self, agent: AgentId) -> AgentId | None:
         """The identity that a display or key names: an enrolled one, or an agent of the catalogue by its display."""

@@ -97,12 +97,12 @@ class Conversations:
             ListQuery(
                 recipient=catalogue.identity(whose, KEEPER).pubkey,
                 state=Interruption.INPUT_REQUIRED.value,
-                after=catalogue.open_cursor(whose, after),
+                after=catalogue.cursors.open(whose, after),
                 limit=limit,
             )
         )
         found = [_conversation(view) for steps in listing.tasks if (view := fold(steps)) is not None]
-        return found, catalogue.seal_cursor(whose, listing.next)
+        return found, catalogue.cursors.seal(whose, listing.next)
 
     async def get(self, caller: Caller, conversation_id: str) -> Conversation:
         return _conversation(await self._view(caller, conversation_id))

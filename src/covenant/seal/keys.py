@@ -1,4 +1,5 @@
-"""Ed25519 keys and their signatures, bearer tokens, and private keys locked by a passphrase. No file and no clock.
+"""Ed25519 keys and their signatures, bearer tokens, sealed cursors, and private keys locked by a passphrase.
+No file and no clock.
 
 The signature of a document is a detached JWS (RFC 7515, appendix F) over its canonical form (RFC 8785), written as
 `<header>..<value>`. The key and the kind of document determine the header: there is no algorithm to choose, and a
@@ -22,7 +23,7 @@ import msgspec
 import rfc8785
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM, AESSIV
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
@@ -91,6 +92,30 @@ def token_hash(token: str) -> str:
 
 def nonce() -> str:
     return AESGCM.generate_key(bit_length=128).hex()
+
+
+BAD_CURSOR: Final = "!"
+"""No ledger has such a place."""
+
+
+class CursorSeal:
+    """Seals the cursor of a page for its reader, whom it must tell nothing: a place in the ledger counts all tasks.
+
+    AES-SIV: the same cursor is sealed the same each time, and needs no nonce.
+    """
+
+    def __init__(self, private_key: bytes) -> None:
+        self._cipher = AESSIV(derived_secret(private_key, "cursors"))
+
+    def seal(self, whose: str, cursor: str) -> str:
+        return base64url(self._cipher.encrypt(cursor.encode(), [whose.encode()])) if cursor else ""
+
+    def open(self, whose: str, sealed: str) -> str:
+        """The cursor, or `BAD_CURSOR` if it was not sealed for this reader. The first page has none."""
+        try:
+            return self._cipher.decrypt(from_base64url(sealed), [whose.encode()]).decode() if sealed else ""
+        except (InvalidTag, ValueError):
+            return BAD_CURSOR
 
 
 ALGORITHM: Final = "Ed25519"

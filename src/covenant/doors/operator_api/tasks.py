@@ -399,9 +399,9 @@ async def find_a2a_tasks(services: Services, caller: Principal, request: FindReq
     if caller.operator:
         return fill(Found, await task_search.find(services.ledger, caller, request))
     whose, catalogue = caller.tenant or caller.agent.pubkey, services.catalogue
-    opened = msgspec.structs.replace(request, after=catalogue.open_cursor(whose, request.after or ""))
+    opened = msgspec.structs.replace(request, after=catalogue.cursors.open(whose, request.after or ""))
     page = await task_search.find(services.ledger, caller, opened)
-    return fill(Found, page, next=catalogue.seal_cursor(whose, page.next) if page.next else None)
+    return fill(Found, page, next=catalogue.cursors.seal(whose, page.next) if page.next else None)
 
 
 async def count_a2a_tasks(services: Services, caller: Principal, _: EmptyRequest) -> Counted:
