@@ -184,8 +184,7 @@ async def test_a_long_wait_ends_by_the_shared_timer_and_that_stops_when_nobody_w
 
 def test_a_pause_and_the_steps_outlive_the_process() -> None:
     fake, kept = FakeClock(), list[Ages]()
-    before = clock_beside(fake)
-    before.keep = kept.append
+    before = Clock(fake, fake.monotonic_ms, keep=kept.append)
     stamp_ms = fake()
     fake.step(DAY_MS)
     assert before.is_paused()
@@ -201,8 +200,7 @@ def test_a_pause_and_the_steps_outlive_the_process() -> None:
 
 def test_a_clock_that_was_corrected_between_two_processes_leaves_ages_as_they_are() -> None:
     fake, kept = FakeClock(), list[Ages]()
-    before = clock_beside(fake)
-    before.keep = kept.append
+    before = Clock(fake, fake.monotonic_ms, keep=kept.append)
     stamp_ms = fake()
     fake.step(DAY_MS)
     assert before.is_paused()

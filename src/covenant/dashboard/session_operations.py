@@ -96,7 +96,9 @@ async def _check_own(session: UiSession, request: Request, services: Services) -
 
 
 def role_forbidden(role: Role, what: str) -> Forbidden:
-    return Forbidden("role_forbidden", f"a {role.value} may not do this on the dashboard: {what.replace('_', ' ')}")
+    return Forbidden(
+        "role_forbidden", f"the role {role.value} may not do this on the dashboard: {what.replace('_', ' ')}"
+    )
 
 
 class SessionEndpoint(OperationEndpoint[R]):

@@ -32,17 +32,27 @@ NEVER_MS: Final = -(1 << 62)
 log = logging.getLogger(__name__)
 
 
+def _forget(_ages: Ages) -> None:
+    """Without files, steps end with the process."""
+
+
 class Clock:
+    """`keep`: called with the ages after each step and after each pause."""
+
     def __init__(
-        self, wall_ms: Callable[[], int], monotonic_ms: Callable[[], int], *, pause_ms: int = PAUSE_MS
+        self,
+        wall_ms: Callable[[], int],
+        monotonic_ms: Callable[[], int],
+        *,
+        pause_ms: int = PAUSE_MS,
+        keep: Callable[[Ages], None] = _forget,
     ) -> None:
         self.monotonic_ms = monotonic_ms
         self.ages: Ages = STEADY
         self.steps_total = 0
         self._wall_ms = wall_ms
         self.pause_ms = pause_ms
-        self.keep: Callable[[Ages], None] = _forget
-        """Called with the ages after each step and after each pause."""
+        self._keep = keep
         self._ahead_ms = wall_ms() - monotonic_ms()
         """How far the wall clock was ahead of the monotonic one at the last comparison."""
         self._compared_ms = NEVER_MS
@@ -118,17 +128,13 @@ class Clock:
         latest_ms = max(self.ages.latest_ms, step.before_ms if step.step_ms < 0 else 0)
         steps, forgotten = (*self.ages.steps, step), self.ages.forgotten
         self.ages = Ages(True, steps[-STEPS_KEPT:], latest_ms, forgotten=forgotten or len(steps) > STEPS_KEPT)
-        self.keep(self.ages)
+        self._keep(self.ages)
         log.warning("clock.stepped", extra={"step_ms": step.step_ms, "paused_ms": self.pause_ms, "seen": step.seen})
 
     def _resume(self) -> None:
         self.ages = msgspec.structs.replace(self.ages, paused=False, latest_ms=0)
-        self.keep(self.ages)
+        self._keep(self.ages)
         log.info("clock.resumed", extra={"steps": self.steps_total})
-
-
-def _forget(_ages: Ages) -> None:
-    """Without files, steps end with the process."""
 
 
 BATCH: Final = 64

@@ -350,9 +350,9 @@ async def open_ledger(
         raise unusable_by(error, home) from error
     try:
         state = LedgerState(limits or Limits())
-        guarded = Clock(clock, monotonic_ms or clock, pause_ms=clock_pause_ms)
+        keep = partial(_keep_ages, home / CLOCK_NAME)
+        guarded = Clock(clock, monotonic_ms or clock, pause_ms=clock_pause_ms, keep=keep)
         archive, opened, snapshot_seq, last_record_ms = await asyncio.to_thread(_recover, home, state, clock())
-        guarded.keep = partial(_keep_ages, home / CLOCK_NAME)
         guarded.opened(last_record_ms, await asyncio.to_thread(_kept_ages, home / CLOCK_NAME))
     except OSError as error:
         lock.close()
