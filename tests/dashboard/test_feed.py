@@ -187,6 +187,24 @@ async def test_a_tenant_is_told_of_its_own_tasks_alone(short_path: Path) -> None
             assert other["id"] not in str(told)
 
 
+async def test_the_ids_of_a_tenants_events_count_nothing_and_resume_for_that_tenant_alone(short_path: Path) -> None:
+    async with open_daemon_under_test(short_path / "home", asking_agent()) as daemon:
+        acme, globex = [await daemon.add_tenant(name, asking_agent()) for name in ("acme", "globex")]
+        async with open_browser(daemon, acme) as browser, open_browser(daemon, globex) as other:
+            async with follow(browser) as feed:
+                first = await send_task(daemon, "paint", token=acme)
+                await until_told(feed, first["id"], "parked")
+                seen = feed.seen
+            assert not seen.isdigit()
+            second = await send_task(daemon, "paint", token=acme)
+            async with follow(browser, seen) as feed:
+                event, told = await feed.next()
+                assert (event, [each["task_id"] for each in told["tasks"]]) == ("tasks", [second["id"]])
+            for one, given in ((other, seen), (browser, "1")):
+                async with follow(one, given) as feed:
+                    assert await feed.next() == ("resync", {})
+
+
 async def test_audit_rows_are_told(daemon: DaemonUnderTest, operator: Browser) -> None:
     async with follow(operator) as feed:
         await new_viewer(daemon)
@@ -279,10 +297,10 @@ def test_whoever_was_away_for_long_is_told_of_few_tasks_each_once() -> None:
 
 def test_a_tenant_cannot_count_what_others_do() -> None:
     rounds = [FeedRound(position=9, tasks=[row("own", "acme"), row("other")], more=312)]
-    told = json.loads(write_own(rounds, "acme").decode().splitlines()[2].removeprefix("data: "))
+    told = json.loads(write_own(rounds, "acme", "place").decode().splitlines()[2].removeprefix("data: "))
     assert [each["task_id"] for each in told["tasks"]] == ["own"]
     assert told["more"] == 1
-    assert write_own([FeedRound(position=9, tasks=[row("other")], audited=3)], "acme") == b""
+    assert write_own([FeedRound(position=9, tasks=[row("other")], audited=3)], "acme", "place") == b""
 
 
 async def test_the_look_ups_of_a_round_do_not_grow_with_what_changed(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""`/ui/feed`: changes of the ledger as server-sent events. An event's id is the ledger's durable position.
+"""`/ui/feed`: changes of the ledger as server-sent events. An event's id is the ledger's durable position; a tenant's
+is sealed, since a position counts the records of everybody.
 
 One collector serves all readers. Each round it takes the changes, looks up the few tasks that the round names, keeps
 the round in a bounded ring, and wakes the readers. Each reader has its own place in the ring, so a slow reader delays
@@ -241,6 +242,7 @@ class FeedEndpoint(Endpoint):
     ) -> None:
         super().__init__("ui_feed", MAILBOX, api.meter)
         self._ledger = api.services.ledger
+        self._cursors = api.services.catalogue.cursors
         self._version = api.version
         self._sessions = sessions
         self._base_url = base_url
@@ -262,11 +264,11 @@ class FeedEndpoint(Endpoint):
                     session.on_end.add(end)
                     try:
                         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-                        await self._follow(session, _last_seen(scope), send)
+                        await self._follow(session, self._last_seen(session, scope), send)
                     finally:
                         session.on_end.discard(end)
             except Unauthenticated:
-                body = _frame("end", self.collector.ring.position, {"why": "logged_out"})
+                body = _frame("end", self._place(session, self.collector.ring.position), {"why": "logged_out"})
                 await send({"type": "http.response.body", "body": body, "more_body": False})
             except CallerGoneError:
                 return
@@ -280,8 +282,8 @@ class FeedEndpoint(Endpoint):
         position, counted = ring.position, -1
         if session.role is not Role.TENANT:
             await collector.count()
-        hello = {"position": position, "node": self._node, "version": self._version, "role": session.role.value}
-        await write(_frame("hello", position, hello))
+        hello = {"node": self._node, "version": self._version, "role": session.role.value}
+        await write(_frame("hello", self._place(session, position), hello))
         if seen is not None:
             position = seen
         while True:
@@ -289,7 +291,7 @@ class FeedEndpoint(Endpoint):
             rounds = ring.since(position)
             if rounds is None:
                 position = ring.position
-                await write(_frame("resync", position, {"position": position}))
+                await write(_frame("resync", self._place(session, position), {}))
             elif rounds:
                 if frames := self._frames_since(session, position, rounds):
                     await write(frames)
@@ -297,29 +299,46 @@ class FeedEndpoint(Endpoint):
             if collector.counted != counted:
                 counted = collector.counted
                 if session.role is not Role.TENANT and collector.counts:
-                    await write(_frame("counts", position, {"lanes": collector.counts, "at_ms": self._ledger.now_ms()}))
+                    lanes = {"lanes": collector.counts, "at_ms": self._ledger.now_ms()}
+                    await write(_frame("counts", self._place(session, position), lanes))
             if not await collector.wait_for_change(position, counted, KEEP_ALIVE_S):
                 await write(KEEP_ALIVE)
 
     def _frames_since(self, session: UiSession, position: int, rounds: Sequence[FeedRound]) -> bytes:
         """The frames for these rounds after a position, limited to what this session may see."""
         if session.role is Role.TENANT:
-            return write_own(rounds, session.tenant)
+            return write_own(rounds, session.tenant, self._place(session, rounds[0].position))
         span = position, rounds[0].position
         if self._written[0] != span:
             self._written = span, write_all(rounds)
         return self._written[1]
 
+    def _place(self, session: UiSession, position: int) -> str:
+        """The id of an event at this position."""
+        text = str(position)
+        return self._cursors.seal(f"feed {session.tenant}", text) if session.role is Role.TENANT else text
 
-def write_own(rounds: Sequence[FeedRound], tenant: str | None) -> bytes:
+    def _last_seen(self, session: UiSession, scope: Scope) -> int | None:
+        """The position that the browser saw last; None at the start, 0 (so `resync`) if malformed."""
+        text = next(
+            (value.strip().decode("latin-1") for name, value in scope["headers"] if name == b"last-event-id"), None
+        )
+        if text is not None and session.role is Role.TENANT:
+            text = self._cursors.open(f"feed {session.tenant}", text)
+        if text is None:
+            return None
+        return int(text) if text.isascii() and text.isdigit() and len(text) <= LAST_SEEN_MAX else 0
+
+
+def write_own(rounds: Sequence[FeedRound], tenant: str | None, place: str) -> bytes:
     """The frames for a tenant. `more` is 1 or 0: a tenant must not learn how many tasks of others changed."""
     rows = _newest(row for each in rounds for row in each.tasks if row.tenant == tenant)[:LATEST_MAX]
     more = any(each.more for each in rounds)
-    return _frame("tasks", rounds[0].position, {"tasks": rows, "more": int(more)}) if rows or more else b""
+    return _frame("tasks", place, {"tasks": rows, "more": int(more)}) if rows or more else b""
 
 
 def write_all(rounds: Sequence[FeedRound]) -> bytes:
-    position = rounds[0].position
+    position = str(rounds[0].position)
     rows = _newest(row for each in rounds for row in each.tasks)
     named = rows[:LATEST_MAX]
     more = sum(each.more for each in rounds) + len(rows) - len(named)
@@ -348,14 +367,5 @@ def _newest(rows: Iterable[FeedRow]) -> list[FeedRow]:
     return [*found.values()]
 
 
-def _frame(event: str, position: int, data: dict[str, Any]) -> bytes:
-    return b"id: %d\nevent: %b\ndata: %b\n\n" % (position, event.encode(), _encode(data))
-
-
-def _last_seen(scope: Scope) -> int | None:
-    """The position that the browser saw last; None at the start, 0 (so `resync`) if malformed."""
-    for name, value in scope["headers"]:
-        if name == b"last-event-id":
-            text = value.strip()
-            return int(text) if text.isdigit() and len(text) <= LAST_SEEN_MAX else 0
-    return None
+def _frame(event: str, place: str, data: dict[str, Any]) -> bytes:
+    return b"id: %b\nevent: %b\ndata: %b\n\n" % (place.encode(), event.encode(), _encode(data))
