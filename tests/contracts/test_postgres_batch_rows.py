@@ -33,7 +33,7 @@ Rows = dict[str, list[dict[str, Any]]]
 @pytest.fixture
 async def engine(databases: Databases) -> AsyncIterator[PostgresEngine]:
     url = await databases.borrow()
-    engine = PostgresEngine(url)
+    engine = PostgresEngine(url, lease_ms=60_000)
     yield engine
     await engine.close()
     await databases.give_back(url)
@@ -42,7 +42,7 @@ async def engine(databases: Databases) -> AsyncIterator[PostgresEngine]:
 @pytest.fixture
 async def other_engine(databases: Databases) -> AsyncIterator[PostgresEngine]:
     url = await databases.borrow()
-    engine = PostgresEngine(url)
+    engine = PostgresEngine(url, lease_ms=60_000)
     yield engine
     await engine.close()
     await databases.give_back(url)
