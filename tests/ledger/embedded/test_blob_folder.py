@@ -246,6 +246,18 @@ async def test_a_reader_that_is_canceled_while_its_file_is_opened_leaves_no_file
         os.close(writer)
 
 
+async def test_a_disk_that_cannot_be_read_is_not_told_as_a_missing_file(tmp_path: Path) -> None:
+    store = BlobFolder(tmp_path / "blobs", uuid_source())
+    blob = await put(store, FIRST, task_id(1))
+    path = store.place(ACME, blob.sha256) / BYTES
+    path.unlink()
+    with pytest.raises(NotFound, match=blob.sha256[:12]):
+        await get(store, blob)
+    path.mkdir()  # it can be opened, and not be read
+    with pytest.raises(IsADirectoryError):
+        await get(store, blob)
+
+
 async def test_listings_of_one_space_leave_the_threads_to_others(tmp_path: Path) -> None:
     store = BlobFolder(tmp_path / "blobs", uuid_source())
     await put(store, PIECE, task_id(1))

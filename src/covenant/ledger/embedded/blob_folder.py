@@ -162,8 +162,6 @@ class BlobFolder:
                     raise no_blob(sha256)
                 start += len(data)
                 yield data
-        except OSError as error:
-            raise no_blob(sha256) from error
         finally:
             file.close()
 
@@ -348,10 +346,16 @@ class _ReadFile:
         try:
             with self._lock:
                 if self._fd < 0:
-                    self._fd = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW)
+                    self._fd = self._open()
                 return os.pread(self._fd, length, start)
         finally:
             self._let_go()
+
+    def _open(self) -> int:
+        try:
+            return os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW)
+        except OSError as error:
+            raise no_blob(self._path.parent.name) from error
 
     def close(self) -> None:
         self._closed = True
