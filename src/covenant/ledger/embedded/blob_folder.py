@@ -337,16 +337,13 @@ class _ReadFile:
     """One file that threads read. The thread of a canceled call may still run: then that thread closes the file."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._fd = -1
-        self._closed = False
+        self._path, self._fd, self._closed = path, -1, False
         self._lock = threading.Lock()
 
     def read(self, length: int, start: int) -> bytes:
         try:
             with self._lock:
-                if self._fd < 0:
-                    self._fd = self._open()
+                self._fd = self._fd if self._fd >= 0 else self._open()
                 return os.pread(self._fd, length, start)
         finally:
             self._let_go()
@@ -363,10 +360,10 @@ class _ReadFile:
 
     def _let_go(self) -> None:
         if self._closed and self._lock.acquire(blocking=False):
-            fd, self._fd = self._fd, -1
+            if self._fd >= 0:
+                os.close(self._fd)
+            self._fd = -1
             self._lock.release()
-            if fd >= 0:
-                os.close(fd)
 
 
 class FolderWriter:
