@@ -6,9 +6,11 @@ import asyncio
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 
 from covenant.agents.api import Agent, Turn
@@ -16,8 +18,14 @@ from covenant.ledger.postgres import batch_writer
 from tests.daemon_under_test import open_daemon_under_test
 from tests.e2e.test_shared_ledger import call, message, until
 from tests.e2e.test_stopped_node import LEASE_MS
+from tests.ledger_contract.postgres_proxy import proxy_before
 from tests.ledger_contract.postgres_server import Server, programs
 from tests.waits import BOUND_S
+
+END_BATCH = """
+SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid() AND wait_event_type = 'Lock' AND query LIKE 'WITH w AS%'
+"""
 
 
 @pytest.fixture
@@ -84,3 +92,71 @@ async def test_work_that_ends_while_the_database_is_away_is_written_when_it_is_b
 
 async def _is(met: bool) -> bool:
     return met
+
+
+@asynccontextmanager
+async def batch_ended(url: str) -> AsyncIterator[None]:
+    """The next batch waits in the database, and is ended there on leaving."""
+    connection = await asyncpg.connect(url)
+    try:
+        async with connection.transaction():
+            await connection.fetch("SELECT FROM writers FOR UPDATE")
+            yield
+
+            async def is_ended() -> bool:
+                await connection.execute("SELECT pg_stat_clear_snapshot()")
+                return bool(await connection.fetchval(END_BATCH))
+
+            await until(is_ended)
+    finally:
+        await connection.close()
+
+
+@pytest.mark.parametrize("written", [True, False])
+async def test_output_whose_write_is_in_doubt_is_written_once_and_the_turn_goes_on(
+    tmp_path: Path, database: Server, written: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(batch_writer, "TRIES_MAX", 2)
+    url, go, more = database.url("postgres"), asyncio.Event(), asyncio.Event()
+    talker = Agent("talker")
+
+    @talker
+    async def work(turn: Turn) -> AsyncIterator[Any]:
+        yield "a "
+        await go.wait()
+        yield "a "
+        await more.wait()
+        yield "a "
+        yield await turn.step("count", lambda: "4")
+
+    async with proxy_before(url) as proxy:
+        ledger = {"url": proxy.url, "durability": "os", "node_lease_ms": LEASE_MS}
+        async with open_daemon_under_test(tmp_path / "home", talker, ledger=ledger) as daemon:
+
+            async def ask() -> Any:
+                return await call(daemon, "talker", "GetTask", id=task_id)
+
+            async def has_begun() -> bool:
+                return "artifacts" in await ask()
+
+            async def is_doubtful() -> bool:
+                return "outcome_unknown" in {getattr(record, "code", "") for record in caplog.records}
+
+            async def is_completed() -> bool:
+                state = (await ask()).get("status", {}).get("state")
+                assert state != "TASK_STATE_FAILED"
+                return bool(state == "TASK_STATE_COMPLETED")
+
+            returned = {"returnImmediately": True}
+            sent = await call(daemon, "talker", "SendMessage", message=message("go"), configuration=returned)
+            task_id = sent["task"]["id"]
+            await until(has_begun)
+            async with nullcontext() if written else batch_ended(url):
+                proxy.answers_lost = True
+                go.set()
+            await until(is_doubtful)
+            more.set()  # what is said now waits for its turn
+            proxy.answers_lost = False
+            await until(is_completed)
+            artifacts = (await ask())["artifacts"]
+            assert "".join(part["text"] for each in artifacts for part in each["parts"]) == "a a a 4"

@@ -15,7 +15,7 @@ import asyncpg
 import pytest
 
 from covenant.agents.api import Agent, Turn
-from covenant.agents.runtime import turn_output
+from covenant.agents.runtime import job_buffer
 from covenant.ledger.postgres import batch_writer
 from covenant.ledger.postgres.open_postgres import DatabaseUnusable
 from covenant.ledger.postgres.postgres_ledger import PostgresLedger
@@ -324,7 +324,7 @@ WRONGS: Final = {
 async def test_a_right_or_a_column_that_is_taken_away_is_said_and_costs_nothing(
     tmp_path: Path, guest: Guest, wrong: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turn_output, "WRITE_AGAIN_MS_MAX", 100)
+    monkeypatch.setattr(job_buffer, "WRITE_AGAIN_MS_MAX", 100)
     agent, begun, go = counting()
     taken, given_back, word, found = WRONGS[wrong]
     async with open_daemon_under_test(tmp_path / "a", agent, ledger=guest.settings) as a:

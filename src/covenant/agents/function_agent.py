@@ -18,8 +18,9 @@ from covenant.agents.retried_agent import chance_of
 from covenant.agents.runtime.durable_step import StepError
 from covenant.agents.runtime.function_threads import AgentThreads, ThreadChannel, TurnStopped
 from covenant.agents.runtime.job import Job
+from covenant.agents.runtime.job_buffer import FAILED
 from covenant.agents.runtime.step_failures import StepFailed
-from covenant.agents.runtime.turn_output import FAILED, TurnOutput
+from covenant.agents.runtime.turn_output import TurnOutput
 from covenant.model.content import Audio, Content, File, Image, Json, Resource, ResourceLink, Text
 from covenant.model.errors import WrongType
 from covenant.model.ids import AgentId

@@ -31,9 +31,9 @@ from covenant.agents.process_agent import LOGGED_LENGTH_MAX
 from covenant.agents.runtime.agent_calls import Answer, Call, Calling
 from covenant.agents.runtime.durable_step import AskedStep, StepError, StepVerb, as_json
 from covenant.agents.runtime.function_threads import AgentThreads
+from covenant.agents.runtime.job_buffer import FAILED
 from covenant.agents.runtime.turn_files import inline_bytes
 from covenant.agents.runtime.turn_limits import HeldTokens, RunOnLoop, Spending
-from covenant.agents.runtime.turn_output import FAILED
 from covenant.exchange.file_source import FileSource
 from covenant.ledger.machine.commands import LeasedTask
 from covenant.model.content import Content, File

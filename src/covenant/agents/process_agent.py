@@ -37,7 +37,8 @@ import msgspec
 from covenant.agents.function_agent import earlier
 from covenant.agents.runtime import turn_files
 from covenant.agents.runtime.job import Job
-from covenant.agents.runtime.turn_output import FAILED, TurnOutput
+from covenant.agents.runtime.job_buffer import FAILED
+from covenant.agents.runtime.turn_output import TurnOutput
 from covenant.agents.runtime.turn_steps import SECONDS_MAX
 from covenant.model.content import Content, SentContent, Text
 from covenant.model.task_event import Interruption, MessageUpdate, StatusUpdate

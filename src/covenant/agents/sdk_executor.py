@@ -22,7 +22,7 @@ from a2a.utils.errors import JSON_RPC_ERROR_CODE_MAP, A2AError
 from google.protobuf import json_format, struct_pb2
 
 from covenant.agents.runtime.job import DAEMON_STOPS, Job
-from covenant.agents.runtime.turn_output import FAILED
+from covenant.agents.runtime.job_buffer import FAILED
 from covenant.model.content import Content, Text
 from covenant.model.sanitizer import unreserved_parts, without_reserved
 from covenant.model.task import ERROR_CODE

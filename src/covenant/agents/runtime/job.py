@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -20,9 +20,10 @@ from covenant.agents.runtime.agent_calls import AgentCalls
 from covenant.agents.runtime.agent_spans import begin_attempt
 from covenant.agents.runtime.durable_step import StepError
 from covenant.agents.runtime.function_threads import AgentThreads, TurnStopped
+from covenant.agents.runtime.job_buffer import FAILED, JobBuffer, JobServices
 from covenant.agents.runtime.model_calls import ModelCalls
 from covenant.agents.runtime.turn_limits import HeldTokens, RunOnLoop, Spending, TurnSlot, recall_usage
-from covenant.agents.runtime.turn_output import FAILED, JobBuffer, JobServices, announce_attempt
+from covenant.agents.runtime.turn_output import announce_attempt
 from covenant.agents.runtime.turn_steps import TurnSteps
 from covenant.exchange.file_source import FileSource
 from covenant.exchange.stored_files import StoredFiles
@@ -80,8 +81,6 @@ class Job(JobBuffer):
     ) -> None:
         self.full = False
         """The agent should wait for `room`."""
-        self.over = False
-        """Nothing more is written."""
         self.finishing = False
         self.ended = False
         """How it ends is known: by a result, a question, or a further attempt."""
@@ -101,7 +100,6 @@ class Job(JobBuffer):
         self._steps: TurnSteps | None = None
         self._stored_messages: tuple[MessageUpdate, ...] | None = None
         self._mute = False
-        self._large = False
         self._pending_bytes = 0
         self._updates = 0
         self._bytes = 0
@@ -115,17 +113,12 @@ class Job(JobBuffer):
         self._retry: tuple[float, str] | None = None
         if services.tracer.on:
             self.span, leased = begin_attempt(services.tracer, leased)
-        self.leased = leased
+        super().__init__(services.ledger, services.files, leased, holder)
         self.begun_before: Final = leased.continues or leased.lease.attempt > 1
         """An earlier lease of this turn may have left something behind."""
-        self.task = leased.task
-        self.holder = holder
         self.threads: Final = threads
         self.slot = slot
-        self.notes: dict[str, Any] = {}
-        """The metadata of the result."""
         self._services = services
-        self._ledger = services.ledger
         self._loop = services.loop
         self._pending: list[TurnUpdate] = []
 
@@ -174,10 +167,6 @@ class Job(JobBuffer):
         if self._steps is None:
             self._steps = TurnSteps(self)
         return self._steps
-
-    @property
-    def files(self) -> StoredFiles | None:
-        return self._services.files
 
     def save_file(self, name: str, source: FileSource, media_type: str | None = None) -> Awaitable[File]:
         return turn_files.save_file(self, name, source, media_type)
@@ -319,8 +308,8 @@ class Job(JobBuffer):
             try:
                 if self.leased.turn > 1:
                     await recall_usage(self)
-                if (self.task.parts or self.leased.messages) and self._services.files is not None:
-                    await self._inline_files(self._services.files)
+                if (self.task.parts or self.leased.messages) and self.files is not None:
+                    await self._inline_files(self.files)
                 await agent.run(self)
             except asyncio.CancelledError:
                 if self.stopping is None and not self.ended:
@@ -370,10 +359,7 @@ class Job(JobBuffer):
         elif self._parked is not None:
             updates = (*updates, self._noted(self._parked))
         try:
-            try:
-                await self._advance(updates, self._result, self._ending, wait=wait, status=status)
-            except Unavailable as refusal:
-                await self._advance_again(refusal, updates, self._result, self._ending, wait=wait, status=status)
+            await self.write_record(updates, self._result, self._ending, wait=wait, status=status)
         except (Invalid, OverLimit) as refusal:
             await self._finish_refused(refusal)
 
@@ -382,11 +368,11 @@ class Job(JobBuffer):
         log.warning("agent.refused", extra=self.fields(code=refusal.code, reason=refusal.message))
         self._parked, self._retry, self._ending = None, None, Ending.FAILED
         try:
-            await self._advance((), error_result(self.task.id, f"{FAILED}: {refusal.message}"), Ending.FAILED)
+            await self.write_record((), error_result(self.task.id, f"{FAILED}: {refusal.message}"), Ending.FAILED)
         except (Invalid, OverLimit) as again:
             log.warning("agent.refused", extra=self.fields(code=again.code, reason=again.message))
             self.notes.clear()
-            await self._advance((), error_result(self.task.id, FAILED), Ending.FAILED)
+            await self.write_record((), error_result(self.task.id, FAILED), Ending.FAILED)
 
     def _noted(self, parked: StatusUpdate) -> StatusUpdate:
         if not self.notes:
@@ -444,7 +430,7 @@ class Job(JobBuffer):
         pending, self._pending = tuple(self._pending), []
         try:
             if pending:
-                await self._advance(pending)
+                await self.write_record(pending)
             await self._ledger.commit(put_down)
         except Refusal as refusal:
             self._refused(refusal)

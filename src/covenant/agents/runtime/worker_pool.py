@@ -21,10 +21,10 @@ from typing import Any, Final
 from covenant.agents.runtime.agent_spans import LOST, end_attempt, end_lost, trace_queue
 from covenant.agents.runtime.function_threads import AgentThreads
 from covenant.agents.runtime.job import Job, RunnableAgent
+from covenant.agents.runtime.job_buffer import JobServices
 from covenant.agents.runtime.lost_work import OUTLOOKS, STOPPED, LostWork
 from covenant.agents.runtime.model_calls import ModelCalls
 from covenant.agents.runtime.turn_limits import StartRate, TenantSlots, TurnSlot
-from covenant.agents.runtime.turn_output import JobServices
 from covenant.exchange.delegation import Delegations, tenant_of
 from covenant.exchange.stored_files import StoredFiles
 from covenant.ledger.contract.identities import Register, RegisterChange

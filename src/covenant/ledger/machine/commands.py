@@ -71,6 +71,8 @@ class LeasedTask(msgspec.Struct, frozen=True, gc=False):
     """The lease continues the same attempt after a wait."""
     cut: bool = False
     """An earlier attempt was cut short. How far it came beyond its last step in the ledger is unknown."""
+    generation: int = 0
+    """The task's at the lease; 0 before the first update of all."""
 
 
 class Accepted(msgspec.Struct, frozen=True, gc=False, kw_only=True):

@@ -130,7 +130,9 @@ def _lease(decide: DecisionContext, entry: Entry, task: Task, command: Take) -> 
     generation = entry.generation + 1 if entry.attempt == 0 and entry.turn == 1 else 0
     by = command.by.pubkey if command.by is not None else None
     decide.add(TaskLeased(entry.task.id, lease, generation, command.request_id, by))
-    return LeasedTask(task, lease, entry.turn, entry.messages, entry.continues, entry.cut)
+    return LeasedTask(
+        task, lease, entry.turn, entry.messages, entry.continues, entry.cut, generation or entry.generation
+    )
 
 
 def _leases_again(decide: DecisionContext, task_ids: tuple[TaskId, ...], lease_ids: tuple[LeaseId, ...]) -> Leased:
