@@ -98,15 +98,13 @@ __all__ = [
 ]
 
 SWEEP_MS: Final = 250
+_PROCESS: Final = "process"
+_UNLIMITED: Final = SimpleLimits()
+_INSTANCE: Final = msgspec.structs.replace(INDEX_DEFINITION, name="covenant")
 
 
 class NotFoundError(NotFound):
     """No agent has a project, so none can take the text."""
-
-
-_PROCESS: Final = "process"
-_UNLIMITED: Final = SimpleLimits()
-_INSTANCE: Final = msgspec.structs.replace(INDEX_DEFINITION, name="covenant")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -42,6 +42,9 @@ from covenant.model.task_event import PROGRESS, Interruption, MessageUpdate, Sta
 from covenant.outbound.remote.remote_task import Sendable
 from covenant.wire.validation import checked
 
+ATTEMPTS: Final = AttemptPolicy().attempts
+T = TypeVar("T")
+
 
 class Rejection(msgspec.Struct, frozen=True, gc=False):
     text: str
@@ -72,8 +75,6 @@ class Approval(msgspec.Struct, frozen=True, gc=False):
         return self.approved
 
 
-ATTEMPTS: Final = AttemptPolicy().attempts
-T = TypeVar("T")
 Sayable = str | Content | StatusUpdate | Rejection | Retry | BareReply
 Function = Callable[[Any], AsyncIterator[Sayable] | Awaitable[Sayable | Iterable[Sayable] | None] | Any]
 

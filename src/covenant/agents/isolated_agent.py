@@ -35,6 +35,10 @@ KINDS: Final = {kind.__name__: kind for kind in REFUSALS}
 
 log = logging.getLogger(__name__)
 replace = msgspec.structs.replace
+PROGRAM: Final = "covenant.agents.isolated_program"
+PROCESSES_MAX: Final = 8
+"""The default number of turns of one isolated agent at once: each is a whole interpreter."""
+_encode = msgspec.json.Encoder().encode
 
 
 class ProgramCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="call"):
@@ -203,13 +207,6 @@ async def _make_calls(calls: TurnCalls, request: ProgramCall) -> tuple[Answer, .
         case _:
             one = calls.one(request.calls[0], step=request.name)
     return (await one,)
-
-
-PROGRAM: Final = "covenant.agents.isolated_program"
-PROCESSES_MAX: Final = 8
-"""The default number of turns of one isolated agent at once: each is a whole interpreter."""
-
-_encode = msgspec.json.Encoder().encode
 
 
 class IsolatedTurn(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="turn"):

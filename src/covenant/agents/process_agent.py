@@ -63,6 +63,11 @@ _NAMES: Final = {"artifact": "an artifact", "call": "a call", "reply": "a reply"
 log = logging.getLogger(__name__)
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
+LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+LOGGED_LENGTH_MAX: Final = 20_000
+COMPLAINTS_MAX: Final = 10_000
+"""The most lines of one turn. The task's log keeps the newest of them, and the daemon's own log is bounded, too."""
+COMPLAINT_LENGTH_MAX: Final = 1_000
 
 
 class _TurnLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -368,10 +373,6 @@ def _content(event: dict[str, Any]) -> Content:
             raise ValueError("an artifact needs text, data, url or value")
 
 
-LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
-LOGGED_LENGTH_MAX: Final = 20_000
-
-
 def log_line(job: Job, line: str, level: int = logging.INFO, *, stream: str = "log") -> None:
     """Logs a line of the agent in its task's log."""
     log.log(level, "process.said", extra=job.fields(said=line, stream=stream))
@@ -379,11 +380,6 @@ def log_line(job: Job, line: str, level: int = logging.INFO, *, stream: str = "l
 
 def _stream(event: dict[str, Any]) -> str:
     return "stdout" if event.get("stream") == "stdout" else "log"
-
-
-COMPLAINTS_MAX: Final = 10_000
-"""The most lines of one turn. The task's log keeps the newest of them, and the daemon's own log is bounded, too."""
-COMPLAINT_LENGTH_MAX: Final = 1_000
 
 
 async def log_stderr(process: asyncio.subprocess.Process, note: Callable[[str], None]) -> None:

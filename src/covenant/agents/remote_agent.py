@@ -53,6 +53,14 @@ FAILURES_MAX: Final = 20
 BEAT_S: Final = 60.0
 
 log = logging.getLogger(__name__)
+WATCHED_MAX: Final = 10_000
+FOUND_MAX: Final = 100
+"""The most tasks of each state that are looked up at a start."""
+RECENTLY_MS: Final = 3_600_000
+BETWEEN_CANCELS: Final = Backoff(1.0, 81.0, 3)
+CANCELS_MAX: Final = 6
+WATCH_S: Final = 600.0
+CANCEL_S: Final = 10.0
 
 
 class RemoteAgent:
@@ -239,16 +247,6 @@ def hop_of(task: Task) -> Hop:
         tracestate=task.tracestate,
     )
     return hop if task.origin == DELEGATION else hop.next(task.recipient.pubkey)
-
-
-WATCHED_MAX: Final = 10_000
-FOUND_MAX: Final = 100
-"""The most tasks of each state that are looked up at a start."""
-RECENTLY_MS: Final = 3_600_000
-BETWEEN_CANCELS: Final = Backoff(1.0, 81.0, 3)
-CANCELS_MAX: Final = 6
-WATCH_S: Final = 600.0
-CANCEL_S: Final = 10.0
 
 
 OpenRemote = Callable[[str, Target], Awaitable[Remote]]

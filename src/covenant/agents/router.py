@@ -32,6 +32,7 @@ OTHERS_MAX: Final = 3
 NAMED_MAX: Final = 50
 RANKINGS_MAX: Final = 256
 NOBODY: Final = "No agent here matches this request, and no model is configured that could answer it."
+NO_MODEL: Final = f'no model is configured: set model.name = "provider:name" and {install_command("model")}'
 
 
 class RouterAgent:
@@ -148,9 +149,6 @@ def _tell_answer(job: Job, output: TurnOutput, answer: Answer, *, agent: str, la
         output.give(part)
     output.say_at_once(answer.text)
     job.complete(*(output.close() or made))
-
-
-NO_MODEL: Final = f'no model is configured: set model.name = "provider:name" and {install_command("model")}'
 
 
 class ModelProvider(Protocol):

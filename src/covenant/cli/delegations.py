@@ -34,6 +34,9 @@ delegation_argument: Final = click.argument("delegation")
 
 delegations: Final = CommandGroup("peers")
 """Added to the group `peers`."""
+PROOF_BYTES_MAX: Final = 64 * 1024 * 1024
+PROVEN: Final = frozenset({"offer", "result"})
+"""What a proof covers. The conversation may stay with the provider; the rest of the proof can still be checked."""
 
 
 @daemon_command(delegations, "delegate", "delegation", "delegation", "result?", "error?")
@@ -159,11 +162,6 @@ def proof(call: Invocation, *, delegation: str, line: int | None) -> None:
                 "no_line", f"this daemon does not have the conversation, or the conversation has no line {line}"
             ) from None
     call.show(answer, json.dumps(answer, ensure_ascii=False, indent=2))
-
-
-PROOF_BYTES_MAX: Final = 64 * 1024 * 1024
-PROVEN: Final = frozenset({"offer", "result"})
-"""What a proof covers. The conversation may stay with the provider; the rest of the proof can still be checked."""
 
 
 @local_command(delegations, "verify-proof", "proof_verified", "holds", "checks", "unchecked")

@@ -39,6 +39,9 @@ SHOWN: Final = frozenset(
     }
 )
 """Flags that help lists. Every other setting is a flag too, by the same rule."""
+DRAIN_WAIT_S: Final = 5
+STOP_S_MAX: Final = 3_700.0
+"""`daemon.grace_ms` is an hour at most."""
 
 
 def _flag(entry: SettingEntry) -> click.Option:
@@ -201,11 +204,6 @@ def _reason(body: bytes) -> str:
         return str(json.loads(body)["error"])
     except (ValueError, KeyError, TypeError):
         return "MCP is not installed"
-
-
-DRAIN_WAIT_S: Final = 5
-STOP_S_MAX: Final = 3_700.0
-"""`daemon.grace_ms` is an hour at most."""
 
 
 @daemon_command(None, "drain", "drained", "handed_back", "leased", "queued", "parked", "results")

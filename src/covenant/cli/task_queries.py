@@ -59,6 +59,15 @@ FOLLOW_MS: Final = 10_000
 """How long the daemon waits for something new before it answers that there is nothing."""
 
 commands: Final = CommandGroup("a2a")
+PAGE_MAX: Final = 200
+FIELDS: Final = (
+    "task_id parent context_id tenant agent sender task_kind key origin state a2a_state attempt created_at_ms "
+    "updated_at_ms deadline_ms outcome cause lease_id leased_to leased_at_ms holder_lost intent error_message remote"
+).split()
+FILTERS: Final = frozenset(
+    "states outcomes agent sender tenant task_kind origin parent context key cause attempt_min since until moved_since "
+    "text".split()
+)
 
 
 def queue_options(function: Function) -> Function:
@@ -280,13 +289,6 @@ def _need(item: dict[str, Any]) -> tuple[str, ...]:
     return style, item["what"].replace("_", " "), since, text, item.get("command", "")
 
 
-PAGE_MAX: Final = 200
-FIELDS: Final = (
-    "task_id parent context_id tenant agent sender task_kind key origin state a2a_state attempt created_at_ms "
-    "updated_at_ms deadline_ms outcome cause lease_id leased_to leased_at_ms holder_lost intent error_message remote"
-).split()
-
-
 class Words(click.ParamType[tuple[str, ...]]):
     """One word or several, with commas between."""
 
@@ -358,12 +360,6 @@ def filter_options(function: Function) -> Function:
     ):
         function = option(function)
     return function
-
-
-FILTERS: Final = frozenset(
-    "states outcomes agent sender tenant task_kind origin parent context key cause attempt_min since until moved_since "
-    "text".split()
-)
 
 
 def filters(given: dict[str, Any]) -> dict[str, Any]:

@@ -44,6 +44,7 @@ WAIT_MS: Final = 20_000
 tenants: Final = CommandGroup(
     "tenants", help="Tenants: separate callers, each with its agents and tasks.", no_args_is_help=True
 )
+REMOVAL: Final = "name done stage tasks digest canceled agents identities grants pushes cached places left problem"
 
 
 def limit_options(function: Function) -> Function:
@@ -119,9 +120,6 @@ def rotate(call: Invocation, *, name: str, certificate: str | None) -> None:
     what = "token" if certificate is None else "certificate"
     message = f"this is the {what} of {answer['tenant']['name']} now; the old one is refused from here on"
     call.show(answer, answer["token"] or f"x509 {certificate}", message)
-
-
-REMOVAL: Final = "name done stage tasks digest canceled agents identities grants pushes cached places left problem"
 
 
 @daemon_command(tenants, "remove", "tenant_removal", *REMOVAL.split(), "holdings?")

@@ -20,6 +20,8 @@ HOME_DEFAULT: Final = "~/.covenant"
 PROGRAM_VARIABLES: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR")
 
 Named = Literal["flag", "environment", "default"]
+# On Linux this clock also runs while the machine sleeps, so waking up does not look like a step of the wall clock.
+_STEADY: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
 
 
 def environment() -> Mapping[str, str]:
@@ -43,10 +45,6 @@ def find_home(flag: str | Path | None, variables: Mapping[str, str]) -> tuple[Pa
 
 def now_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-# On Linux this clock also runs while the machine sleeps, so waking up does not look like a step of the wall clock.
-_STEADY: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
 
 
 def monotonic_ms() -> int:

@@ -33,6 +33,8 @@ _TOKEN: Final = re.compile(r"[!-~]+").fullmatch
 OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 LOCKED_MARK: Final = "covenant-locked-key-"
 """The beginning of every secret that is locked with a passphrase."""
+URL_NAME: Final = "http.url"
+LENGTH_MAX: Final = 300
 
 
 class UnsafeHome(CovenantError):
@@ -168,10 +170,6 @@ def _write_aside(path: Path, text: str) -> Path:
         file.flush()
         os.fsync(fd)
     return unfinished
-
-
-URL_NAME: Final = "http.url"
-LENGTH_MAX: Final = 300
 
 
 def left_files(home: Path) -> tuple[Path, Path]:

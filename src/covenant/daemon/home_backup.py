@@ -53,6 +53,8 @@ from covenant.model.rate_limits import Backoff
 LOOK_S: Final = 1.0
 SAID_BYTES_MAX: Final = 4_096
 PAUSES: Final = Backoff(1.0, 300.0)
+POSITION_MAX: Final = 2**62
+_POSITION: Final = re.compile(r"[0-9]{1,18}")
 
 
 class CommandFailed(CovenantError):
@@ -183,10 +185,6 @@ def _filled(word: str, values: Mapping[str, str]) -> str:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-POSITION_MAX: Final = 2**62
-_POSITION: Final = re.compile(r"[0-9]{1,18}")
 
 
 class CannotRestore(CovenantError):

@@ -85,6 +85,7 @@ PASSPHRASE_BYTES_MAX: Final = 4_096
 D = TypeVar("D", bound=msgspec.Struct)
 
 log = logging.getLogger(__name__)
+OPERATOR_DISPLAY: Final = "operator@local"
 
 
 class _Stored(msgspec.Struct, frozen=True, gc=False, rename="camel"):
@@ -451,9 +452,6 @@ def decode_purpose_keys(data: bytes) -> PurposeKeySet:
 def _kept_hybrid(made: PrivatePrekey) -> _StoredHybrid:
     prekey = made.prekey
     return _StoredHybrid(made.private_key.hex(), prekey.not_before_ms, prekey.not_after_ms, prekey.signature)
-
-
-OPERATOR_DISPLAY: Final = "operator@local"
 
 
 async def admit_operator(

@@ -51,6 +51,15 @@ DRAIN_REPORT_S: Final = 2.0
 FILES_BESIDES: Final = 256
 CONNECTIONS_MIN: Final = 16
 """The lowest limit of HTTP connections, however few open files the system allows."""
+# The sync thread waits for the interpreter's lock after each system call; beside a busy loop the usual 5 ms made a
+# sync's median 6 ms, this 0.7 ms.
+SWITCH_INTERVAL_S: Final = 0.0005
+# Live tasks are frozen out of the garbage collector. What it still walks are requests, which reference counts free.
+GC_THRESHOLDS: Final = (50_000, 20, 100)
+RESTART_S: Final = 1.0
+REFUSED_S: Final = 60.0
+"""A scheduler whose ledger is unavailable is logged at most this often."""
+NOTIFY_VARIABLE: Final = "NOTIFY_SOCKET"
 
 
 def run_to_end(main: Coroutine[Any, Any, Sequence[str]], log: Log) -> None:
@@ -154,16 +163,6 @@ def _allow_files(wanted: int) -> int:
     return wanted if soft == resource.RLIM_INFINITY else soft
 
 
-# The sync thread waits for the interpreter's lock after each system call; beside a busy loop the usual 5 ms made a
-# sync's median 6 ms, this 0.7 ms.
-SWITCH_INTERVAL_S: Final = 0.0005
-# Live tasks are frozen out of the garbage collector. What it still walks are requests, which reference counts free.
-GC_THRESHOLDS: Final = (50_000, 20, 100)
-RESTART_S: Final = 1.0
-REFUSED_S: Final = 60.0
-"""A scheduler whose ledger is unavailable is logged at most this often."""
-
-
 @dataclass(frozen=True, slots=True)
 class DaemonAddresses:
     url: str
@@ -171,8 +170,6 @@ class DaemonAddresses:
     agents: tuple[tuple[str, str], ...] = ()
     """The agents of served files whose tenant exists, by tenant and id."""
 
-
-NOTIFY_VARIABLE: Final = "NOTIFY_SOCKET"
 
 Announce = Callable[[DaemonAddresses], None]
 

@@ -31,14 +31,16 @@ from covenant.model.settings import HOUR_MS
 from covenant.model.tenants import TenantLimits
 
 SWEEPS_AT_ONCE_MAX: Final = 100
+LEAD_LOOK_S: Final = 0.25
+BATCHES_IN_PASS_MAX: Final = 2_000
+"""Tasks beyond this wait for the next pass."""
+BATCH_PAUSE_S: Final = 0.01
+"""The pause between two batches, which lets records and reads in between."""
 
 
 class Scheduler(Protocol):
     async def run(self) -> None:
         """Until canceled."""
-
-
-LEAD_LOOK_S: Final = 0.25
 
 
 class Singleton:
@@ -296,12 +298,6 @@ class FileCollector:
             except (Refusal, OSError) as error:
                 self._log.warning("files.not_collected", reason=str(error))
             await asyncio.sleep(self._files.settings.collect_interval_ms / 1000)
-
-
-BATCHES_IN_PASS_MAX: Final = 2_000
-"""Tasks beyond this wait for the next pass."""
-BATCH_PAUSE_S: Final = 0.01
-"""The pause between two batches, which lets records and reads in between."""
 
 
 class Retention:

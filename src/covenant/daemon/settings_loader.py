@@ -38,6 +38,19 @@ FILE_HEAD: Final = """\
 """
 
 Source = Literal["default", "file", "environment", "flag"]
+_NAMES: Final = r"[\w.-]*(?:password|passwd|passphrase|secret|token|credential|api[-_]?key|access[-_]?key|auth)[\w.-]*"
+_MASKED: Final = (
+    re.compile(r"(://[^:/@\s]*:)[^/\s]*(?=@)"),  # the password in a URL
+    re.compile(r"(https?://)[^:/@\s]{8,}(?=@)"),  # a token in its place
+    re.compile(rf"([?&]{_NAMES}=)[^&\s]*", re.IGNORECASE),
+    re.compile(rf"(\b{_NAMES}=)(?!\{{)[^\s&'\"]+", re.IGNORECASE),  # a variable or an option with its value
+    re.compile(rf"(\s--?{_NAMES}\s+)(?!\{{)[^\s'\"]+", re.IGNORECASE),
+    re.compile(r"((?:^|\s)(?:-u|--user)[\s=]+[^\s:]+:)[^\s'\"]+"),
+    re.compile(
+        r"((?:authorization|x-[\w-]*key|[\w-]*token):\s*(?:(?:bearer|basic|token)\s+)?)[^\s'\"]+", re.IGNORECASE
+    ),
+)
+"""Patterns of secrets in a URL or a command: the text before the secret, then the secret."""
 
 
 class Loaded(NamedTuple):
@@ -215,21 +228,6 @@ def _unread(variables: Mapping[str, str]) -> Iterator[str]:
         if name.startswith(prefixes) and name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             yield f"{name}; did you mean {near[0]}?" if near else name
-
-
-_NAMES: Final = r"[\w.-]*(?:password|passwd|passphrase|secret|token|credential|api[-_]?key|access[-_]?key|auth)[\w.-]*"
-_MASKED: Final = (
-    re.compile(r"(://[^:/@\s]*:)[^/\s]*(?=@)"),  # the password in a URL
-    re.compile(r"(https?://)[^:/@\s]{8,}(?=@)"),  # a token in its place
-    re.compile(rf"([?&]{_NAMES}=)[^&\s]*", re.IGNORECASE),
-    re.compile(rf"(\b{_NAMES}=)(?!\{{)[^\s&'\"]+", re.IGNORECASE),  # a variable or an option with its value
-    re.compile(rf"(\s--?{_NAMES}\s+)(?!\{{)[^\s'\"]+", re.IGNORECASE),
-    re.compile(r"((?:^|\s)(?:-u|--user)[\s=]+[^\s:]+:)[^\s'\"]+"),
-    re.compile(
-        r"((?:authorization|x-[\w-]*key|[\w-]*token):\s*(?:(?:bearer|basic|token)\s+)?)[^\s'\"]+", re.IGNORECASE
-    ),
-)
-"""Patterns of secrets in a URL or a command: the text before the secret, then the secret."""
 
 
 def masked(value: Any) -> Any:

@@ -34,6 +34,12 @@ LINES_MAX: Final = 300
 """The most lines of one event in a window."""
 WINDOW_S: Final = 60.0
 EVENTS_MAX: Final = 1_000
+ASKING: Final = ("OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+EXPORTERS: Final = "opentelemetry_traces_exporter"
+SERVICE: Final = "covenant"
+FLUSH_S: Final = 5.0
+INSTALL: Final = install_command("otel")
 
 
 class Log:
@@ -138,14 +144,6 @@ class _Shown(logging.Filter):
         if turn is not None and not hasattr(record, "task_id"):
             record.task_id = turn.task.id
         return record.levelno >= logging.WARNING
-
-
-ASKING: Final = ("OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-EXPORTERS: Final = "opentelemetry_traces_exporter"
-SERVICE: Final = "covenant"
-FLUSH_S: Final = 5.0
-INSTALL: Final = install_command("otel")
 
 
 @dataclass(frozen=True, slots=True)

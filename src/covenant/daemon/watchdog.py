@@ -35,6 +35,12 @@ ACCEPTED_AT_ONCE_MAX: Final = 64
 LOOK_S: Final = 0.05
 UNHEALTHY_S: Final = 30.0
 """A loop that is held for longer is not called healthy any more."""
+HELD_S: Final = 0.25
+BEAT_S: Final = 0.1
+LOGS_MAX: Final = 10
+LOGS_S: Final = 60.0
+FRAMES_MAX: Final = 12
+"""The most frames of a stack in a log line, the innermost ones."""
 
 
 class Hold(NamedTuple):
@@ -146,14 +152,6 @@ def answer_of(hold: Hold, now_s: float) -> bytes:
         b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncache-control: no-store\r\ncontent-length: %d\r\n"
         b"connection: close\r\n\r\n%b" % (status, len(body), body)
     )
-
-
-HELD_S: Final = 0.25
-BEAT_S: Final = 0.1
-LOGS_MAX: Final = 10
-LOGS_S: Final = 60.0
-FRAMES_MAX: Final = 12
-"""The most frames of a stack in a log line, the innermost ones."""
 
 
 class HoldResponder(Protocol):

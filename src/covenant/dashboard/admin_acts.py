@@ -16,6 +16,16 @@ TRUST: Final = (
     (Trust.VERIFIED.value, "verified: may delegate, within limits"),
     (Trust.TRUSTED.value, "trusted: may delegate, within the settings for trusted peers"),
 )
+TENANT_ACTS: Final = {
+    "rotate": ("Rotate a tenant's token", "The old token, its streams and its sessions end at once.", "Rotate"),
+    "disable": ("Disable a tenant", "Its token is refused from now on. Its running tasks go on.", "Disable"),
+    "enable": ("Enable a tenant", "Its token is accepted again.", "Enable"),
+}
+DELEGATION_ACTS: Final = {
+    "offer_again": ("Offer a delegation again", "The same offer is sent again, under the same id.", "Offer again"),
+    "force_error": ("Give a delegation up", "The task here ends as failed. A late result is refused.", "Give it up"),
+    "cancel": ("Cancel a delegation", "The task ends here at once. The peer is told to stop.", "Cancel it"),
+}
 
 
 def group_by_four(key: str) -> str:
@@ -114,13 +124,6 @@ def _what_to_do(acts: Mapping[str, tuple[str, str, str]]) -> Markup:
     return select("What to do", "do", [(do, words) for do, (words, _, _) in acts.items()])
 
 
-TENANT_ACTS: Final = {
-    "rotate": ("Rotate a tenant's token", "The old token, its streams and its sessions end at once.", "Rotate"),
-    "disable": ("Disable a tenant", "Its token is refused from now on. Its running tasks go on.", "Disable"),
-    "enable": ("Enable a tenant", "Its token is accepted again.", "Enable"),
-}
-
-
 class TenantAct(Act):
     title = "Change a tenant"
     asks = joined((field("Tenant", "name", required=True), _what_to_do(TENANT_ACTS)))
@@ -148,13 +151,6 @@ def _tenant_act(context: ActContext) -> str:
     if do not in TENANT_ACTS:
         raise Invalid("invalid_form", f"choose what to do: {', '.join(TENANT_ACTS)}")
     return do
-
-
-DELEGATION_ACTS: Final = {
-    "offer_again": ("Offer a delegation again", "The same offer is sent again, under the same id.", "Offer again"),
-    "force_error": ("Give a delegation up", "The task here ends as failed. A late result is refused.", "Give it up"),
-    "cancel": ("Cancel a delegation", "The task ends here at once. The peer is told to stop.", "Cancel it"),
-}
 
 
 class DelegationAct(Act):

@@ -16,6 +16,7 @@ SHOWN_MAX: Final = 20_000
 """The most characters of one text that a page shows; a longer text is cut. The value of a form field is never cut."""
 TURNS: Final = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 """Characters that change the direction of writing."""
+_VOID: Final = frozenset({"input", "link", "meta", "br"})
 
 
 class Markup(str):
@@ -52,9 +53,6 @@ def tag(name: str, /, *inside: object, **attributes: object) -> Markup:
     if name in _VOID:
         return Markup(f"<{name}{rendered}>")
     return Markup(f"<{name}{rendered}>{''.join(map(text, inside))}</{name}>")
-
-
-_VOID: Final = frozenset({"input", "link", "meta", "br"})
 
 
 def joined(parts: Iterable[Markup]) -> Markup:

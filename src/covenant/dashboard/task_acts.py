@@ -43,6 +43,11 @@ RISKS: Final = (
     ("idempotent", "The work may run twice without harm: it is idempotent"),
     ("operator_accepted", "I accept that it may run twice"),
 )
+TASK: Final = field("Task", "task", required=True, placeholder="its id, or how it begins")
+FILTERS: Final = tuple(each.name for each in msgspec.structs.fields(TaskFilter))
+BULK_COMMANDS: Final = (*COMMANDS, ("cancel", "Cancel: the tasks end as canceled"))
+DIGITS_MAX: Final = 15
+NUMBERS: Final = frozenset({"attempt_min", "since_ms", "until_ms", "moved_since_ms"})
 
 
 def task_page(task_id: str) -> str:
@@ -76,9 +81,6 @@ def _state(shown: TaskShown) -> str:
 
 def live_lease(shown: TaskShown) -> str:
     return next((lease.lease_id for lease in reversed(shown.leases) if lease.outcome is None), "")
-
-
-TASK: Final = field("Task", "task", required=True, placeholder="its id, or how it begins")
 
 
 class RepairAct(Act):
@@ -220,12 +222,6 @@ class PushAct(Act):
     async def act(self, context: ActContext) -> ActDone:
         await context.run("retry_a2a_push", task_id=context.text("task"), push_id=context.text("push"))
         return ActDone(context.next("/ui/push"), "The receiver of the push notification is called again.")
-
-
-FILTERS: Final = tuple(each.name for each in msgspec.structs.fields(TaskFilter))
-BULK_COMMANDS: Final = (*COMMANDS, ("cancel", "Cancel: the tasks end as canceled"))
-DIGITS_MAX: Final = 15
-NUMBERS: Final = frozenset({"attempt_min", "since_ms", "until_ms", "moved_since_ms"})
 
 
 class BulkAct(Act):

@@ -50,6 +50,26 @@ from covenant.wire.mailbox import FrameHeader
 
 READ_AHEAD_BYTES: Final = 64 * 1024
 WRITE_STALL_S: Final = 30.0
+TRANSPORT: Final = "ipc"
+HANDSHAKE_S: Final = 10.0
+# Enough for a token. An unauthenticated caller must not fill the daemon's memory.
+HANDSHAKE_BYTES_MAX: Final = 64 * 1024
+_HEADER: Final = msgspec.json.Decoder(FrameHeader)
+_FRAMES: Final[dict[str, msgspec.json.Decoder[Any]]] = {
+    operation.kind: msgspec.json.Decoder(operation.frame or operation.request) for operation in OPERATIONS
+}
+_HEADER_FIELDS: Final = FrameHeader.__struct_fields__
+_MALFORMED: Final = ErrorAnswer(code="invalid_json", message="malformed frame")
+_TOO_LARGE: Final = ErrorAnswer(code="frame_too_large", message="frame too large")
+log = logging.getLogger(__name__)
+_UNAUTHENTICATED: Final[dict[str, Callable[[ApiContext], ApiAnswer]]] = {
+    "protocolinfo": lambda api: api.info,
+    "ping": lambda _: Pong(),
+}
+_LOGGED: Final = frozenset(each.kind for each in OPERATIONS if door_of(each.path, each.method) is not None)
+"""Operations whose calls the frame log keeps: the same as over HTTP."""
+CONNECTIONS_MAX: Final = 1_024
+BACKLOG: Final = 1_024
 
 
 class FrameTooLargeError(Exception):
@@ -214,22 +234,6 @@ async def fitted(services: Services, caller: Principal, answer: ApiAnswer, encod
     return body
 
 
-TRANSPORT: Final = "ipc"
-HANDSHAKE_S: Final = 10.0
-# Enough for a token. An unauthenticated caller must not fill the daemon's memory.
-HANDSHAKE_BYTES_MAX: Final = 64 * 1024
-
-_HEADER: Final = msgspec.json.Decoder(FrameHeader)
-_FRAMES: Final[dict[str, msgspec.json.Decoder[Any]]] = {
-    operation.kind: msgspec.json.Decoder(operation.frame or operation.request) for operation in OPERATIONS
-}
-_HEADER_FIELDS: Final = FrameHeader.__struct_fields__
-_MALFORMED: Final = ErrorAnswer(code="invalid_json", message="malformed frame")
-_TOO_LARGE: Final = ErrorAnswer(code="frame_too_large", message="frame too large")
-
-log = logging.getLogger(__name__)
-
-
 class IpcSession:
     def __init__(self, server: IpcServer, stream: FrameStream) -> None:
         self._server = server
@@ -349,16 +353,6 @@ class IpcSession:
         await self._stream.write(self._encode(answer))
 
 
-_UNAUTHENTICATED: Final[dict[str, Callable[[ApiContext], ApiAnswer]]] = {
-    "protocolinfo": lambda api: api.info,
-    "ping": lambda _: Pong(),
-}
-
-
-_LOGGED: Final = frozenset(each.kind for each in OPERATIONS if door_of(each.path, each.method) is not None)
-"""Operations whose calls the frame log keeps: the same as over HTTP."""
-
-
 class _TaskNamed(msgspec.Struct, frozen=True, gc=False):
     task_id: Any = None
 
@@ -380,10 +374,6 @@ def _without_operation(api: ApiContext, kind: str) -> ApiAnswer:
     if kind == "authenticate":
         return ErrorAnswer(code="already_authenticated", message="the connection is authenticated already")
     return ErrorAnswer(code="unknown_kind", message=f"there is no request kind {kind[:80]!r}")
-
-
-CONNECTIONS_MAX: Final = 1_024
-BACKLOG: Final = 1_024
 
 
 class IpcServer:

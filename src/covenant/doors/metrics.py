@@ -25,6 +25,52 @@ MODEL_PAIRS_MAX: Final = 100
 TOOL_PAIRS_MAX: Final = 300
 """The same for pairs of an agent and a tool."""
 OTHERS: Final = "other"
+LIVE: Final = (State.QUEUED, State.LEASED, State.PARKED, State.FOLLOWING, State.SETTLED)
+_LEDGER: Final[tuple[tuple[str, str, Callable[[Counts], float]], ...]] = (
+    ("covenant_queue_depth", "Tasks waiting for a holder.", lambda counts: counts.queued),
+    ("covenant_leases", "Tasks that a holder works on.", lambda counts: counts.leased),
+    (
+        "covenant_oldest_lease_age_seconds",
+        "Age of the oldest lease.",
+        lambda counts: counts.oldest_lease_age_ms / 1000,
+    ),
+    ("covenant_holders_lost", "Leases whose holder is gone.", lambda counts: counts.holders_lost),
+    ("covenant_results_undrained", "Results that wait for their sender.", lambda counts: counts.settled),
+    ("covenant_results_cached", "Results kept for idempotent replay.", lambda counts: counts.cached),
+    ("covenant_pushes", "Push configurations that are still to be delivered.", lambda counts: counts.pushes),
+    ("covenant_delegations", "Delegations to and from peers that have not ended.", lambda counts: counts.delegations),
+    (
+        "covenant_delegations_lost",
+        "Delegations whose provider is silent: an operator decides.",
+        lambda counts: counts.delegations_lost,
+    ),
+    ("covenant_parcels", "Messages that wait for a peer.", lambda counts: counts.peer_outbox),
+    ("covenant_pushes_dead", "Push configurations that were given up.", lambda counts: counts.pushes_dead),
+    ("covenant_archive_lag_records", "Durable records not archived yet.", lambda counts: counts.behind),
+    (
+        "covenant_clock_paused",
+        "1 while nothing is expired, timed out or retried, since the wall clock was set.",
+        lambda counts: counts.clock_paused_ms > 0,
+    ),
+    ("covenant_archive_failed", "1 while the archive cannot be written.", lambda counts: bool(counts.history_failure)),
+    ("covenant_archive_set_aside_records", "Records that the archive could not apply.", lambda counts: counts.rejected),
+    ("covenant_writer_failed", "1 once the writer has failed.", lambda counts: counts.failure is not None),
+    ("covenant_commits_total", "Records appended to the journal.", lambda counts: counts.commits),
+    ("covenant_clock_steps_total", "Steps of the wall clock that were seen.", lambda counts: counts.clock_steps),
+)
+_OF_ENGINE: Final[Mapping[str, tuple[str, str]]] = {
+    "syncs": ("covenant_syncs_total", "Syncs of the journal since the start."),
+    "nodes": ("covenant_nodes", "Daemons that serve this ledger."),
+    "batches": ("covenant_batches_total", "Batches that this daemon's name has written to the database."),
+    "batches_fast": ("covenant_batches_fast_total", "Batches written in one statement, since the start."),
+    "conflicts": ("covenant_batch_conflicts_total", "Batches that were decided again, as another daemon was faster."),
+    "news_age_ms": ("covenant_news_age_ms", "Milliseconds since this daemon last read the other daemons' writes."),
+    "registers_behind": ("covenant_registers_behind", "Changes of registers that the slowest living daemon lacks."),
+    "rows_dead": ("covenant_database_dead_rows", "Dead rows of the ledger's tables, as the database counts them."),
+    "connections": ("covenant_database_connections", "Connections to the database, of all programs."),
+    "connections_max": ("covenant_database_connections_max", "Connections that the database allows."),
+}
+"""Numbers of one engine, by their name in `Counts.gauges`."""
 
 
 class Timer:
@@ -300,54 +346,6 @@ class Meter:
 def _pair(names: tuple[str, str], known: Mapping[tuple[str, str], object], most: int) -> tuple[str, str]:
     """These names, or those of "other" once `most` pairs are known."""
     return names if names in known or len(known) < most else (OTHERS, OTHERS)
-
-
-LIVE: Final = (State.QUEUED, State.LEASED, State.PARKED, State.FOLLOWING, State.SETTLED)
-_LEDGER: Final[tuple[tuple[str, str, Callable[[Counts], float]], ...]] = (
-    ("covenant_queue_depth", "Tasks waiting for a holder.", lambda counts: counts.queued),
-    ("covenant_leases", "Tasks that a holder works on.", lambda counts: counts.leased),
-    (
-        "covenant_oldest_lease_age_seconds",
-        "Age of the oldest lease.",
-        lambda counts: counts.oldest_lease_age_ms / 1000,
-    ),
-    ("covenant_holders_lost", "Leases whose holder is gone.", lambda counts: counts.holders_lost),
-    ("covenant_results_undrained", "Results that wait for their sender.", lambda counts: counts.settled),
-    ("covenant_results_cached", "Results kept for idempotent replay.", lambda counts: counts.cached),
-    ("covenant_pushes", "Push configurations that are still to be delivered.", lambda counts: counts.pushes),
-    ("covenant_delegations", "Delegations to and from peers that have not ended.", lambda counts: counts.delegations),
-    (
-        "covenant_delegations_lost",
-        "Delegations whose provider is silent: an operator decides.",
-        lambda counts: counts.delegations_lost,
-    ),
-    ("covenant_parcels", "Messages that wait for a peer.", lambda counts: counts.peer_outbox),
-    ("covenant_pushes_dead", "Push configurations that were given up.", lambda counts: counts.pushes_dead),
-    ("covenant_archive_lag_records", "Durable records not archived yet.", lambda counts: counts.behind),
-    (
-        "covenant_clock_paused",
-        "1 while nothing is expired, timed out or retried, since the wall clock was set.",
-        lambda counts: counts.clock_paused_ms > 0,
-    ),
-    ("covenant_archive_failed", "1 while the archive cannot be written.", lambda counts: bool(counts.history_failure)),
-    ("covenant_archive_set_aside_records", "Records that the archive could not apply.", lambda counts: counts.rejected),
-    ("covenant_writer_failed", "1 once the writer has failed.", lambda counts: counts.failure is not None),
-    ("covenant_commits_total", "Records appended to the journal.", lambda counts: counts.commits),
-    ("covenant_clock_steps_total", "Steps of the wall clock that were seen.", lambda counts: counts.clock_steps),
-)
-_OF_ENGINE: Final[Mapping[str, tuple[str, str]]] = {
-    "syncs": ("covenant_syncs_total", "Syncs of the journal since the start."),
-    "nodes": ("covenant_nodes", "Daemons that serve this ledger."),
-    "batches": ("covenant_batches_total", "Batches that this daemon's name has written to the database."),
-    "batches_fast": ("covenant_batches_fast_total", "Batches written in one statement, since the start."),
-    "conflicts": ("covenant_batch_conflicts_total", "Batches that were decided again, as another daemon was faster."),
-    "news_age_ms": ("covenant_news_age_ms", "Milliseconds since this daemon last read the other daemons' writes."),
-    "registers_behind": ("covenant_registers_behind", "Changes of registers that the slowest living daemon lacks."),
-    "rows_dead": ("covenant_database_dead_rows", "Dead rows of the ledger's tables, as the database counts them."),
-    "connections": ("covenant_database_connections", "Connections to the database, of all programs."),
-    "connections_max": ("covenant_database_connections_max", "Connections that the database allows."),
-}
-"""Numbers of one engine, by their name in `Counts.gauges`."""
 
 
 def _head(name: str, kind: str, text: str) -> str:

@@ -55,6 +55,20 @@ AGENT_BYTES_MAX: Final = 1024 * 1024
 
 _JSON: Final = msgspec.json.Decoder(dict[str, Any])
 _SHOWN: Final = frozenset(AgentShown.__struct_fields__)
+REQUESTS: Final = "/v1/requests"
+REQUEST: Final = "/v1/requests/{request_id}"
+EVENTS: Final = "/v1/requests/{request_id}/events"
+CANCEL: Final = "/v1/requests/{request_id}/cancel"
+REQUEST_BYTES_MAX: Final = 64 * 1024
+LIMIT: Final = 100
+LIMIT_MAX: Final = 200
+ORCHESTRATE: Final = "/v1/orchestrate"
+CONVERSATIONS: Final = "/v1/conversations"
+CONVERSATION: Final = "/v1/conversations/{conversation_id}"
+MESSAGES: Final = "/v1/conversations/{conversation_id}/messages"
+IDEMPOTENCY_KEY: Final = b"idempotency-key"
+CONVERSATIONS_LIMIT: Final = 50
+CONVERSATIONS_MAX: Final = 100
 
 
 class Agents(msgspec.Struct, frozen=True, gc=False):
@@ -127,15 +141,6 @@ def _definition(body: bytes) -> dict[str, Any]:
     if not isinstance(definition, dict):
         raise Invalid("invalid_agent", f"/{WRAPPER}: must be an object")
     return definition
-
-
-REQUESTS: Final = "/v1/requests"
-REQUEST: Final = "/v1/requests/{request_id}"
-EVENTS: Final = "/v1/requests/{request_id}/events"
-CANCEL: Final = "/v1/requests/{request_id}/cancel"
-REQUEST_BYTES_MAX: Final = 64 * 1024
-LIMIT: Final = 100
-LIMIT_MAX: Final = 200
 
 
 Limit = Annotated[int, msgspec.Meta(ge=1, le=LIMIT_MAX)]
@@ -252,14 +257,6 @@ async def write_events(stream: TaskStream, send: Send, *, from_start: bool) -> N
         await send({"type": "http.response.body", "body": body, "more_body": True})
     await send({"type": "http.response.body", "body": TOO_SLOW if stream.cut else b"", "more_body": False})
 
-
-ORCHESTRATE: Final = "/v1/orchestrate"
-CONVERSATIONS: Final = "/v1/conversations"
-CONVERSATION: Final = "/v1/conversations/{conversation_id}"
-MESSAGES: Final = "/v1/conversations/{conversation_id}/messages"
-IDEMPOTENCY_KEY: Final = b"idempotency-key"
-CONVERSATIONS_LIMIT: Final = 50
-CONVERSATIONS_MAX: Final = 100
 
 ConversationLimit = Annotated[int, msgspec.Meta(ge=1, le=CONVERSATIONS_MAX)]
 

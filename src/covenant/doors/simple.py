@@ -34,6 +34,35 @@ Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 Timeout = Annotated[int, msgspec.Meta(ge=1_000, le=600_000)]
 Depth = Annotated[int, msgspec.Meta(ge=1, le=10)]
 Moment = Annotated[int, msgspec.Meta(ge=0)]
+CODES: Final = {
+    400: "VALIDATION_ERROR",
+    401: "AUTHENTICATION_ERROR",
+    403: "AUTHORIZATION_ERROR",
+    404: "NOT_FOUND",
+    405: "METHOD_NOT_ALLOWED",
+    409: "CONFLICT",
+    413: "PAYLOAD_TOO_LARGE",
+    429: "RATE_LIMITED",
+    500: "INTERNAL_ERROR",
+    503: "UNAVAILABLE",
+}
+"""The code of each status that this door uses."""
+_STATES: Final[dict[TaskState, A2ATaskState]] = {
+    TaskState.SUBMITTED: "submitted",
+    TaskState.WORKING: "working",
+    TaskState.INPUT_REQUIRED: "working",
+    TaskState.AUTH_REQUIRED: "working",
+    TaskState.COMPLETED: "completed",
+    TaskState.FAILED: "failed",
+    TaskState.CANCELED: "failed",
+    TaskState.REJECTED: "failed",
+}
+SEND: Final = "/a2a/tasks/send"
+TASK: Final = "/a2a/tasks/{task_id}"
+BODY_BYTES_MAX: Final = 1024 * 1024
+NO_MESSAGE: Final = "message: must be given, and not be blank"
+NO_TASK: Final = "Task not found"
+_encode = msgspec.json.Encoder().encode
 
 
 class A2ATaskParams(msgspec.Struct, frozen=True, gc=False, kw_only=True, rename="camel", omit_defaults=True):
@@ -82,31 +111,6 @@ class SimpleError(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     error: str
     code: str
 
-
-CODES: Final = {
-    400: "VALIDATION_ERROR",
-    401: "AUTHENTICATION_ERROR",
-    403: "AUTHORIZATION_ERROR",
-    404: "NOT_FOUND",
-    405: "METHOD_NOT_ALLOWED",
-    409: "CONFLICT",
-    413: "PAYLOAD_TOO_LARGE",
-    429: "RATE_LIMITED",
-    500: "INTERNAL_ERROR",
-    503: "UNAVAILABLE",
-}
-"""The code of each status that this door uses."""
-
-_STATES: Final[dict[TaskState, A2ATaskState]] = {
-    TaskState.SUBMITTED: "submitted",
-    TaskState.WORKING: "working",
-    TaskState.INPUT_REQUIRED: "working",
-    TaskState.AUTH_REQUIRED: "working",
-    TaskState.COMPLETED: "completed",
-    TaskState.FAILED: "failed",
-    TaskState.CANCELED: "failed",
-    TaskState.REJECTED: "failed",
-}
 
 decode_send: Final = partial(decode, msgspec.json.Decoder(A2ATaskSendRequest))
 
@@ -184,16 +188,6 @@ def _words(part: Content, link: Link) -> str:
             return link(part)
         case _:
             return ""
-
-
-SEND: Final = "/a2a/tasks/send"
-TASK: Final = "/a2a/tasks/{task_id}"
-BODY_BYTES_MAX: Final = 1024 * 1024
-
-NO_MESSAGE: Final = "message: must be given, and not be blank"
-NO_TASK: Final = "Task not found"
-
-_encode = msgspec.json.Encoder().encode
 
 
 def read_send(request: A2ATaskSendRequest, hop: Hop | None = None) -> SimpleSend:

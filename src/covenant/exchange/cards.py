@@ -79,6 +79,22 @@ CAPABILITIES: Final = {
     "/lesson": ("lessons", "Remember what was learned from mistakes."),
     "/mem": ("memory", "Remember facts between tasks."),
 }
+AGENTS_PATH: Final = "/v1/a2a/agents"
+A2A_PATH: Final = "/v1/a2a"
+KEYS_PATH: Final = "/.well-known/jwks.json"
+CARDS_KEPT_MAX: Final = 4_096
+"""The most signed cards in memory; a card beyond that is signed again on demand."""
+LIMITS_URI: Final = "urn:covenant:limits"
+INPUT_MODES: Final = ("text/plain",)
+OUTPUT_MODES: Final = ("text/plain", "application/json")
+_SCHEMES: Final = {"bearer": SecurityScheme(http_auth_security_scheme=HttpAuth(scheme="bearer"))}
+_REQUIRED: Final = (SecurityRequirement(schemes={"bearer": Scopes()}),)
+_DISCOVER: Final = CardSkill(
+    id="discover",
+    name="discover",
+    description="Authenticate with a tenant's bearer token, then fetch the card of one agent.",
+    tags=("discovery", "auth-required"),
+)
 
 
 class _TagRule(msgspec.Struct, frozen=True):
@@ -237,26 +253,7 @@ def _distinct(skills: Iterable[CardSkill]) -> tuple[CardSkill, ...]:
     return tuple(kept.values())
 
 
-AGENTS_PATH: Final = "/v1/a2a/agents"
-A2A_PATH: Final = "/v1/a2a"
-KEYS_PATH: Final = "/.well-known/jwks.json"
-CARDS_KEPT_MAX: Final = 4_096
-"""The most signed cards in memory; a card beyond that is signed again on demand."""
-LIMITS_URI: Final = "urn:covenant:limits"
-
 Anonymous = Literal["never", "loopback", "anywhere"]
-
-INPUT_MODES: Final = ("text/plain",)
-OUTPUT_MODES: Final = ("text/plain", "application/json")
-
-_SCHEMES: Final = {"bearer": SecurityScheme(http_auth_security_scheme=HttpAuth(scheme="bearer"))}
-_REQUIRED: Final = (SecurityRequirement(schemes={"bearer": Scopes()}),)
-_DISCOVER: Final = CardSkill(
-    id="discover",
-    name="discover",
-    description="Authenticate with a tenant's bearer token, then fetch the card of one agent.",
-    tags=("discovery", "auth-required"),
-)
 
 
 class CardFeatures(msgspec.Struct, frozen=True, kw_only=True):

@@ -31,6 +31,9 @@ from covenant.model.task_event import StatusUpdate
 from covenant.model.task_view import TaskState, TaskView
 from covenant.seal.keys import from_base64url
 
+STEPS_MAX: Final = 1_000
+"""Steps that are read at once."""
+
 
 class DelegationOfEndedTask(Delegation, frozen=True, kw_only=True):
     """A delegation whose task here has ended, while its provider has not sent the result."""
@@ -75,10 +78,6 @@ def task_outcome(state: str, cause: str | None, result: Result | None) -> Delega
 def settled_as(state: DelegationState, outcome: DelegationOutcome) -> DelegationState:
     """The state of a delegation whose task has ended. A rejected one stays rejected if that made its task fail."""
     return state if STATUS[state] == outcome else OUTCOMES[outcome]
-
-
-STEPS_MAX: Final = 1_000
-"""Steps that are read at once."""
 
 
 async def read_task_evidence(ledger: TaskLedger, task_id: TaskId) -> dict[str, Any] | None:

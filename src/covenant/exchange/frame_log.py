@@ -34,6 +34,9 @@ OVERHEAD: Final = 200
 Direction = Literal["in", "out"]
 Belongs = Callable[[TaskId], Awaitable[object | None]]
 """Returns something if the task exists, else None."""
+_UUID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+_INNER: Final = ("result", "task", "message", "statusUpdate", "artifactUpdate", "lease")
+_NAMED: Final = ("taskId", "task_id", "request_id")
 
 
 class LoggedFrame(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
@@ -223,11 +226,6 @@ class _TurnCall:
 
     def ended(self) -> None:
         self._log.offer(self._call)
-
-
-_UUID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
-_INNER: Final = ("result", "task", "message", "statusUpdate", "artifactUpdate", "lease")
-_NAMED: Final = ("taskId", "task_id", "request_id")
 
 
 def _frames_of(call: CapturedCall) -> tuple[tuple[TaskId, ...], tuple[LoggedFrame, ...]]:

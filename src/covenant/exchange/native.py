@@ -48,6 +48,8 @@ KEPT: Final = "covenant.kept"
 """Key in a file's metadata: later requests of the conversation may read the file."""
 KEPT_BYTES_MAX: Final = 10 * 1024 * 1024
 """The most bytes of kept files that an agent is shown."""
+INLINE: Final = "covenant.agent_def"
+"""Key in a task's request metadata: the agent definition that came with it."""
 
 
 class Conversation(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -227,10 +229,6 @@ def _conversation(view: TaskView) -> Conversation:
         title=about.get("title", ""),
         created_at_ms=view.created_at_ms,
     )
-
-
-INLINE: Final = "covenant.agent_def"
-"""Key in a task's request metadata: the agent definition that came with it."""
 
 
 class NativeRun(msgspec.Struct, frozen=True, kw_only=True):

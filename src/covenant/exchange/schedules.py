@@ -57,6 +57,9 @@ _NEVER: Final = SchedulePause(0, 0)
 
 ScheduleKey = tuple[str, str, str]
 """Tenant, agent and schedule."""
+UPCOMING: Final = 5
+AT_ONCE: Final = 50
+"""After this many schedules other coroutines run: finding the next moment takes a while."""
 
 
 class _ActiveSchedule(NamedTuple):
@@ -205,11 +208,6 @@ def run_id(key: ScheduleKey, moment_ms: int) -> TaskId:
     """The id of a moment's task."""
     named = "\n".join(("schedule", *key, str(moment_ms)))
     return TaskId(uuid_of(hashlib.sha256(named.encode()).digest()))
-
-
-UPCOMING: Final = 5
-AT_ONCE: Final = 50
-"""After this many schedules other coroutines run: finding the next moment takes a while."""
 
 
 class Moment(msgspec.Struct, frozen=True, gc=False):

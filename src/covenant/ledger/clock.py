@@ -30,6 +30,15 @@ STEPS_KEPT: Final = 16
 NEVER_MS: Final = -(1 << 62)
 
 log = logging.getLogger(__name__)
+BATCH: Final = 64
+_VERSION: Final = bytes(0x40 | byte & 0x0F for byte in range(256))
+_VARIANT: Final = bytes(0x80 | byte & 0x3F for byte in range(256))
+LENGTH: Final = 36
+_DIGITS: Final = tuple(place for place in range(LENGTH) if place not in (8, 13, 18, 23))
+"""The places of the 32 digits in the text of a UUID."""
+LONG_S: Final = 5.0
+"""Waits of this length or longer share one timer, which ends them at its next tick."""
+TICK_S: Final = 0.25
 
 
 def _forget(_ages: Ages) -> None:
@@ -137,9 +146,6 @@ class Clock:
         log.info("clock.resumed", extra={"steps": self.steps_total})
 
 
-BATCH: Final = 64
-
-
 def uuid_source() -> Callable[[], str]:
     """Returns a function that makes a UUID at each call. Only the first UUID of a batch costs a call of ours."""
     return partial(next, chain.from_iterable(iter(_batch, None)))
@@ -156,18 +162,6 @@ def _batch() -> list[str]:
         written[place::LENGTH] = digits[number :: len(_DIGITS)]
     text = written.decode()
     return [text[at : at + LENGTH] for at in range(0, LENGTH * BATCH, LENGTH)]
-
-
-_VERSION: Final = bytes(0x40 | byte & 0x0F for byte in range(256))
-_VARIANT: Final = bytes(0x80 | byte & 0x3F for byte in range(256))
-LENGTH: Final = 36
-_DIGITS: Final = tuple(place for place in range(LENGTH) if place not in (8, 13, 18, 23))
-"""The places of the 32 digits in the text of a UUID."""
-
-
-LONG_S: Final = 5.0
-"""Waits of this length or longer share one timer, which ends them at its next tick."""
-TICK_S: Final = 0.25
 
 
 class LongWaits:

@@ -58,6 +58,17 @@ from covenant.model.task import Cause
 from covenant.model.task_event import Began, Continued, Ended, Started, StatusUpdate, Step, StepContent
 
 DEAD_MAX: Final = 64  # numbers of departed waiters that a line may hold beyond its waiters
+KEPT_MAX: Final = 2_048
+"""The most steps that wait for a slow reader before it is cut off; it can come back with its cursor."""
+LEASE_ENDS: Final = frozenset({TaskSettled, TaskClosed, TaskRequeued})
+_REGISTERS: Final[dict[type[AnyEvent], Callable[[Any], RegisterChange]]] = {
+    IdentityEnrolled: lambda event: RegisterChange(Register.IDENTITIES, event.identity.token_sha256),
+    IdentityRevoked: lambda event: RegisterChange(Register.IDENTITIES, event.token_sha256),
+    TenantPut: lambda event: RegisterChange(Register.TENANTS, event.tenant.name),
+    TenantRemoved: lambda event: RegisterChange(Register.TENANTS, event.tenant),
+    AgentPut: lambda event: RegisterChange(Register.AGENTS, event.agent.tenant),
+    AgentRemoved: lambda event: RegisterChange(Register.AGENTS, event.tenant),
+}
 
 
 class QueueWaiters:
@@ -219,10 +230,6 @@ class KeyedWakeups:
         return True
 
 
-KEPT_MAX: Final = 2_048
-"""The most steps that wait for a slow reader before it is cut off; it can come back with its cursor."""
-
-
 _STARTED, _update_of = Started(), attrgetter("update")
 
 
@@ -245,7 +252,6 @@ _CONTENTS: Final[dict[type[AnyEvent], Callable[[Any], StepContent]]] = {
     TaskSettled: _end_of,
     TaskClosed: _end_of,
 }
-LEASE_ENDS: Final = frozenset({TaskSettled, TaskClosed, TaskRequeued})
 
 
 def step_of(event: Any, ts_ms: int) -> Step | None:
@@ -332,16 +338,6 @@ def _rests(step: Step) -> bool:
 def _wake(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
-
-
-_REGISTERS: Final[dict[type[AnyEvent], Callable[[Any], RegisterChange]]] = {
-    IdentityEnrolled: lambda event: RegisterChange(Register.IDENTITIES, event.identity.token_sha256),
-    IdentityRevoked: lambda event: RegisterChange(Register.IDENTITIES, event.token_sha256),
-    TenantPut: lambda event: RegisterChange(Register.TENANTS, event.tenant.name),
-    TenantRemoved: lambda event: RegisterChange(Register.TENANTS, event.tenant),
-    AgentPut: lambda event: RegisterChange(Register.AGENTS, event.agent.tenant),
-    AgentRemoved: lambda event: RegisterChange(Register.AGENTS, event.tenant),
-}
 
 
 class _Signal(enum.Enum):

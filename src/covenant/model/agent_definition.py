@@ -31,6 +31,16 @@ Lines = Annotated[tuple[Line, ...], msgspec.Meta(max_length=200)]
 Rules = Annotated[tuple[Prose, ...], msgspec.Meta(max_length=200)]
 Arguments = Annotated[tuple[Prose, ...], msgspec.Meta(max_length=200)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+CATCH_UP_S_MAX: Final = 31 * 86_400
+SCHEDULES_MAX: Final = 100
+IGNORED_KEYS: Final = ("event_types", "memory", "intent")
+"""Keys that are read and stored, but that no code acts on."""
+# msgspec puts the place last. The place has no backtick, so the pattern never backtracks over a definition's text.
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`(?: - at `([^`]*+)`)?", re.DOTALL).fullmatch
+_MISSING = re.compile(r"Object missing required field `(.*?)`(?: - at `([^`]*+)`)?", re.DOTALL).fullmatch
+_PLACED = re.compile(r"(.*?)(?: - at `([^`]*+)`)?", re.DOTALL).fullmatch
+_STEP = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
+_MESSAGE_LENGTH_MAX: Final = 200
 
 
 class _Part(msgspec.Struct, frozen=True, gc=False, kw_only=True, forbid_unknown_fields=True):
@@ -73,10 +83,6 @@ class Skill(_Part, frozen=True, gc=False, kw_only=True):
     examples: Lines = ()
     input_modes: Lines = ()
     output_modes: Lines = ()
-
-
-CATCH_UP_S_MAX: Final = 31 * 86_400
-SCHEDULES_MAX: Final = 100
 
 
 class Schedule(_Part, frozen=True, gc=False, kw_only=True):
@@ -217,8 +223,6 @@ INDEX_DEFINITION: Final = AgentDefinition(
 )
 
 
-IGNORED_KEYS: Final = ("event_types", "memory", "intent")
-"""Keys that are read and stored, but that no code acts on."""
 _PLAIN: Final = AgentDefinition(id="plain")
 
 
@@ -277,14 +281,6 @@ def _check_whole(made: AgentDefinition) -> None:
 
 def _wrong(message: str) -> Invalid:
     return Invalid("invalid_agent", message)
-
-
-# msgspec puts the place last. The place has no backtick, so the pattern never backtracks over a definition's text.
-_UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`(?: - at `([^`]*+)`)?", re.DOTALL).fullmatch
-_MISSING = re.compile(r"Object missing required field `(.*?)`(?: - at `([^`]*+)`)?", re.DOTALL).fullmatch
-_PLACED = re.compile(r"(.*?)(?: - at `([^`]*+)`)?", re.DOTALL).fullmatch
-_STEP = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
-_MESSAGE_LENGTH_MAX: Final = 200
 
 
 def explain_invalid(message: str, kind: type[msgspec.Struct], under: str = "") -> str:

@@ -26,6 +26,11 @@ import difflib
 from collections.abc import Iterable
 from typing import Final
 
+OUTCOME_UNKNOWN: Final = "outcome_unknown"
+_LIKENESS_MIN: Final = 0.6
+_LENGTH_MAX: Final = 256
+"""A longer word is no typing mistake, and comparing it would be expensive."""
+
 
 class CovenantError(Exception):
     """The root of every error that leaves a package. Inside one, modules may signal each other by other exceptions."""
@@ -107,9 +112,6 @@ REFUSALS: Final[tuple[type[Refusal], ...]] = (
 """One class for each HTTP status."""
 
 
-OUTCOME_UNKNOWN: Final = "outcome_unknown"
-
-
 def outcome_unknown() -> Unavailable:
     """The disk failed during a write: after a restart the record may or may not be there."""
     return Unavailable(
@@ -156,11 +158,6 @@ class HomeLocked(CovenantError):
 
 class SettingsError(CovenantError):
     """A setting with a value that cannot be used. The message names the setting and the values that it takes."""
-
-
-_LIKENESS_MIN: Final = 0.6
-_LENGTH_MAX: Final = 256
-"""A longer word is no typing mistake, and comparing it would be expensive."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

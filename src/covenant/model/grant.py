@@ -22,6 +22,9 @@ ACTION_LENGTH_MAX: Final = 256
 _WHOLE: Final = (REQUEUE_ACTION, FORCE_ERROR_ACTION, COMPACT_ACTION, VIEW_ACTION)
 _WITH_AGENT: Final = ("a2a.send.", "a2a.respond.", "a2a.recv.")
 """Prefixes of actions that end in the display name or the public key of the other agent."""
+PINS: Final = ("peer_pubkey_b58", "task_id", "lease_id", "duplicate_risk")
+_SCOPE_FIELDS: Final = ("version", *PINS, "max_uses")
+FINDINGS_MAX: Final = 100
 
 
 class Scope(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -31,10 +34,6 @@ class Scope(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     task_id: str | None = None
     lease_id: str | None = None
     duplicate_risk: str | None = None
-
-
-PINS: Final = ("peer_pubkey_b58", "task_id", "lease_id", "duplicate_risk")
-_SCOPE_FIELDS: Final = ("version", *PINS, "max_uses")
 
 
 class Grant(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -187,9 +186,6 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
     valid: bool
     root_hash_hex: str
     failures: tuple[str, ...] = ()
-
-
-FINDINGS_MAX: Final = 100
 
 
 class StoredRow(msgspec.Struct, frozen=True, gc=False, array_like=True):

@@ -25,6 +25,9 @@ REQUEST_ID_LENGTH_MAX: Final = 128
 
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}").fullmatch
 _DISPLAY = re.compile(r"[A-Za-z0-9_.\-]+@[A-Za-z0-9_.\-]+").fullmatch
+ALPHABET: Final = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
+_DIGIT: Final = {character: value for value, character in enumerate(ALPHABET)}
+_BASE58_LENGTH_MAX: Final = 128
 
 
 class AgentId(msgspec.Struct, frozen=True, gc=False):
@@ -72,11 +75,6 @@ def check_pubkey(pubkey: str) -> PublicKey:
     if size != KEY_BYTES:
         raise Invalid("invalid_agent_id", f"pubkey must decode to {KEY_BYTES} bytes, got {size}")
     return PublicKey(pubkey)
-
-
-ALPHABET: Final = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
-_DIGIT: Final = {character: value for value, character in enumerate(ALPHABET)}
-_BASE58_LENGTH_MAX: Final = 128
 
 
 def base58(data: bytes) -> str:

@@ -12,6 +12,10 @@ from covenant.model.ids import LeaseId, TaskId
 from covenant.model.rate_limits import Backoff
 from covenant.model.task import Result
 
+ATTEMPTS_MAX: Final = 100
+PAUSE_S_MAX: Final = 10 * 366 * 86_400
+FACTOR_MAX: Final = 100
+
 
 class Posture(enum.StrEnum):
     """The claim of a requeue about running the work again."""
@@ -53,11 +57,6 @@ class RetryPolicy(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     max_attempts: int = 3
     max_requeues: int = 1
     scan_limit: int = 100
-
-
-ATTEMPTS_MAX: Final = 100
-PAUSE_S_MAX: Final = 10 * 366 * 86_400
-FACTOR_MAX: Final = 100
 
 
 class AttemptPolicy(msgspec.Struct, frozen=True, gc=False, kw_only=True):

@@ -24,6 +24,8 @@ NAMELESS: Final = "file"
 S = TypeVar("S", bound=ArtifactUpdate | MessageUpdate | StatusUpdate | Result)
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_](?:[\w.,+@() -]{0,98}[\w)])?", re.ASCII).fullmatch
 _replace = msgspec.structs.replace
+PREFIXES: Final = ("covenant.", "x-arbiter.")
+TRACE_KEYS: Final = frozenset({"traceparent", "tracestate"})
 
 
 def is_file_name(name: str) -> bool:
@@ -72,10 +74,6 @@ def _named_safely(block: Content) -> Content:
     if isinstance(block, ResourceLink):
         return _replace(block, name=file_name_of(name))
     return _replace(block, filename=file_name_of(name))
-
-
-PREFIXES: Final = ("covenant.", "x-arbiter.")
-TRACE_KEYS: Final = frozenset({"traceparent", "tracestate"})
 
 
 def is_reserved(key: str) -> bool:

@@ -22,6 +22,33 @@ CLAIMED_DEPTH_MAX: Final = 64
 """A bound on the depth that a request may claim. It is larger than any limit that can be set."""
 CHAIN_MAX: Final = 64
 NAME_CHARS_MAX: Final = 256
+ELSEWHERE: Final = "remote.url"
+"""The recipient of tasks for agents that are called by URL. No agent of a catalogue can have this id."""
+PEERS: Final = "remote.peer"
+"""The recipient of tasks for agents of peers. No agent of a catalogue can have this id."""
+MAILBOX: Final = "mailbox"
+"""The origin of tasks whose sender drains the result."""
+A2A: Final = "a2a"
+"""The origin of tasks that came by A2A, in whichever binding."""
+SIMPLE: Final = "simple"
+"""The origin of tasks that came by the simple door."""
+NATIVE: Final = "native"
+"""The origin of tasks that came by Covenant's own routes, `/v1/orchestrate` and `/v1/conversations`."""
+DELEGATION: Final = "delegation"
+"""The origin of tasks that an agent gave to somebody while it worked on their parent task. They end with the parent."""
+KIND_LENGTH_MAX: Final = 128
+"""A longer kind is replaced by its hash in a cache key."""
+REMOTE: Final = "covenant.remote"
+"""Key in the metadata of a task's updates: the remote task's id and its state."""
+_WROTE_TARGETS: Final = frozenset({DELEGATION, "mcp"})
+"""Origins whose whole request metadata was the daemon's, when targets were still there under `REMOTE`."""
+_WAS_DONE_ELSEWHERE: Final = (f"{ELSEWHERE}@", f"{PEERS}@")
+"""Recipients of tasks that only the daemon sends."""
+_encode = msgspec.json.Encoder().encode
+TIMED_OUT: Final = "Task timed out"
+"""The error message of a task that exceeded its time limit."""
+ERROR_CODE: Final = "covenant.error_code"
+"""Key in a result's metadata: the code of the A2A error that the agent raised. A caller that waits gets this error."""
 
 
 class Hop(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
@@ -67,12 +94,6 @@ def check_hop(hop: Hop | None, callee: AgentId, depth_max: int) -> None:
         check_chain(hop.depth, hop.chain, callee, depth_max)
 
 
-ELSEWHERE: Final = "remote.url"
-"""The recipient of tasks for agents that are called by URL. No agent of a catalogue can have this id."""
-PEERS: Final = "remote.peer"
-"""The recipient of tasks for agents of peers. No agent of a catalogue can have this id."""
-
-
 class Target(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """Either `url`, or `name` (an entry of the registry, which wins), or `profile` with the peer that offers it."""
 
@@ -94,22 +115,6 @@ class Target(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=
     def label(self) -> str:
         """A unique name of the target."""
         return self.name or self.url or ""
-
-
-MAILBOX: Final = "mailbox"
-"""The origin of tasks whose sender drains the result."""
-A2A: Final = "a2a"
-"""The origin of tasks that came by A2A, in whichever binding."""
-SIMPLE: Final = "simple"
-"""The origin of tasks that came by the simple door."""
-NATIVE: Final = "native"
-"""The origin of tasks that came by Covenant's own routes, `/v1/orchestrate` and `/v1/conversations`."""
-DELEGATION: Final = "delegation"
-"""The origin of tasks that an agent gave to somebody while it worked on their parent task. They end with the parent."""
-
-
-KIND_LENGTH_MAX: Final = 128
-"""A longer kind is replaced by its hash in a cache key."""
 
 
 class DuplicateSafety(enum.StrEnum):
@@ -164,14 +169,6 @@ class Task(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tr
     """0 to 9. Within its recipient's queue a task begins before those of lower priority, within bounds."""
 
 
-REMOTE: Final = "covenant.remote"
-"""Key in the metadata of a task's updates: the remote task's id and its state."""
-_WROTE_TARGETS: Final = frozenset({DELEGATION, "mcp"})
-"""Origins whose whole request metadata was the daemon's, when targets were still there under `REMOTE`."""
-_WAS_DONE_ELSEWHERE: Final = (f"{ELSEWHERE}@", f"{PEERS}@")
-"""Recipients of tasks that only the daemon sends."""
-
-
 def target_of(task: Task) -> Target | None:
     """The target of a task that is not done here.
 
@@ -211,9 +208,6 @@ def short_kind(kind: str) -> str:
     if len(kind) <= KIND_LENGTH_MAX:
         return kind
     return f"sha256:{hashlib.sha256(kind.encode(errors='surrogatepass')).hexdigest()}"
-
-
-_encode = msgspec.json.Encoder().encode
 
 
 def account_of(task: Task) -> str:
@@ -296,10 +290,6 @@ class ReceivedTask(Task, frozen=True, gc=True, dict=True, eq=False):
         return hash(Task(**msgspec.structs.asdict(self)))
 
 
-TIMED_OUT: Final = "Task timed out"
-"""The error message of a task that exceeded its time limit."""
-
-
 class ResultStatus(enum.StrEnum):
     OK = "ok"
     ERROR = "error"
@@ -327,10 +317,6 @@ class Cause(enum.StrEnum):
     """The task's holder was lost, and no operator decided in time."""
     REPLAY = "replayed"
     LEADER = "leader"
-
-
-ERROR_CODE: Final = "covenant.error_code"
-"""Key in a result's metadata: the code of the A2A error that the agent raised. A caller that waits gets this error."""
 
 
 class Result(msgspec.Struct, frozen=True, gc=False, kw_only=True):

@@ -16,6 +16,21 @@ from covenant.model.content import Content
 from covenant.model.question import QuestionKind
 from covenant.model.task import Cause, Ending, Result, Task
 
+PROGRESS: Final = "progress"
+"""Key in the metadata of an update: the fraction of the work that is done, 0 to 1."""
+HOLDER_LOST: Final = "covenant.holder_lost"
+AWAITING_REPAIR: Final = "worker lost, awaiting repair"
+"""Value in the metadata of a task whose worker was lost, and of the update that reports the loss."""
+TEXT_ARTIFACT: Final = "%s-text-%d"
+"""The id of the artifact that holds all text of a turn: the task's id, and the number of earlier turns."""
+_encode = msgspec.json.Encoder().encode
+WAITS_MAX: Final = 100
+"""The most steps of a turn that wait at once."""
+SIGNAL_CHARS_MAX: Final = 128
+"""The longest name of a step or a signal."""
+STEP_MARK: Final = "covenant.step"
+"""Key in the metadata of a status that reports a step: the step's name."""
+
 
 class StatusUpdate(msgspec.Struct, frozen=True, tag_field="type", tag="status", omit_defaults=True):
     """A report of progress. A `state` that is an interrupted one parks the task."""
@@ -26,17 +41,6 @@ class StatusUpdate(msgspec.Struct, frozen=True, tag_field="type", tag="status", 
     parts: tuple[Content, ...] = ()
     """The whole message, if it is more than `text`."""
     message_id: str | None = None
-
-
-PROGRESS: Final = "progress"
-"""Key in the metadata of an update: the fraction of the work that is done, 0 to 1."""
-HOLDER_LOST: Final = "covenant.holder_lost"
-AWAITING_REPAIR: Final = "worker lost, awaiting repair"
-"""Value in the metadata of a task whose worker was lost, and of the update that reports the loss."""
-
-
-TEXT_ARTIFACT: Final = "%s-text-%d"
-"""The id of the artifact that holds all text of a turn: the task's id, and the number of earlier turns."""
 
 
 class ArtifactUpdate(msgspec.Struct, frozen=True, tag_field="type", tag="artifact", omit_defaults=True):
@@ -59,9 +63,6 @@ class MessageUpdate(msgspec.Struct, frozen=True, tag_field="type", tag="message"
     metadata: dict[str, Any] | None = None
     extensions: tuple[str, ...] = ()
     reference_task_ids: tuple[str, ...] = ()
-
-
-_encode = msgspec.json.Encoder().encode
 
 
 def weigh_message(message: MessageUpdate) -> int:
@@ -161,12 +162,6 @@ class Wait(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tr
         return "sleep" if self.signal is None else "wait"
 
 
-WAITS_MAX: Final = 100
-"""The most steps of a turn that wait at once."""
-SIGNAL_CHARS_MAX: Final = 128
-"""The longest name of a step or a signal."""
-
-
 class Signal(msgspec.Struct, frozen=True, gc=False):
     """A named signal to a task. Two signals with the same `id` are one signal that was sent twice."""
 
@@ -181,8 +176,6 @@ def weigh_signal(signal: Signal) -> int:
 
 TurnUpdate = Update | StepUpdate
 """The updates that a holder in this process may report."""
-STEP_MARK: Final = "covenant.step"
-"""Key in the metadata of a status that reports a step: the step's name."""
 
 
 class Interruption(enum.StrEnum):

@@ -28,6 +28,10 @@ from covenant.model.task_event import (
     weigh_message,
 )
 
+PROGRESS_MAX: Final = 100
+PROGRESS_BYTES_MAX: Final = 64 * 1024
+"""The most progress messages in a task's history, and their total size: the oldest are dropped first."""
+
 
 class TaskState(enum.StrEnum):
     """A task's state, as A2A names it."""
@@ -63,11 +67,6 @@ RESTING = _TERMINAL | _INTERRUPTED
 # Attribute access through an enum class runs a hook and takes fifty times as long as these names.
 _SUBMITTED, _WORKING = TaskState.SUBMITTED, TaskState.WORKING
 _COMPLETED, _PARTIAL = Ending.COMPLETED, ResultStatus.PARTIAL
-
-
-PROGRESS_MAX: Final = 100
-PROGRESS_BYTES_MAX: Final = 64 * 1024
-"""The most progress messages in a task's history, and their total size: the oldest are dropped first."""
 
 
 class Artifact(msgspec.Struct, frozen=True, kw_only=True):

@@ -65,6 +65,15 @@ CLOSED_PORTS: Final = frozenset(
         11211,
     }
 )
+THREADS_MAX: Final = 16
+"""The most look-ups that run at once. Further ones wait, until their callers' time is up."""
+_NO_SUCH_NAME: Final = frozenset({socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)})
+log = logging.getLogger(__name__)
+PINS_MAX: Final = 8
+"""How many addresses are tried for one connection. All addresses of a name are checked."""
+LOGGED_MAX: Final = 1_000
+"""How many refused places are remembered, so that repeated calls do not fill the log."""
+LOOPBACK: Final = (IPv4Address("127.0.0.1"), IPv6Address("::1"))
 
 
 def port_is_open(port: int) -> bool:
@@ -126,11 +135,6 @@ def _fits(port: int, allowed: int | None) -> bool:
 
 
 Resolver = Callable[[str], Awaitable[Sequence[Address]]]
-
-THREADS_MAX: Final = 16
-"""The most look-ups that run at once. Further ones wait, until their callers' time is up."""
-
-_NO_SUCH_NAME: Final = frozenset({socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)})
 
 
 class Unresolved(Exception):
@@ -208,15 +212,6 @@ class NameServerResolver:
 
     def close(self) -> None:
         """Nothing is kept open."""
-
-
-log = logging.getLogger(__name__)
-
-PINS_MAX: Final = 8
-"""How many addresses are tried for one connection. All addresses of a name are checked."""
-LOGGED_MAX: Final = 1_000
-"""How many refused places are remembered, so that repeated calls do not fill the log."""
-LOOPBACK: Final = (IPv4Address("127.0.0.1"), IPv6Address("::1"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

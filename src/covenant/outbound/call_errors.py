@@ -29,6 +29,7 @@ from covenant.wire.jsonrpc import RpcError, one_line, reason_in
 ALLOW_SETTING: Final = "outbound.allow"
 
 FailureCode = Literal["connect_failed", "connection_lost", "timed_out", "too_large", "bad_response", "bad_redirect"]
+RETRY_AFTER_S_MAX: Final = 3_600.0
 
 
 class AddressRefused(Invalid):
@@ -133,8 +134,6 @@ class OutcomeUnknown(RemoteError):
 class RemoteTimedOut(RemoteError):
     code = "timed_out"
 
-
-RETRY_AFTER_S_MAX: Final = 3_600.0
 
 # An unknown version is -32009 in A2A 1.0, and -32007 at some servers; -32601 is an unknown method.
 _BY_RPC: Final[dict[int, RefusalCode]] = {

@@ -22,6 +22,13 @@ from covenant.outbound.call_errors import CallFailed, FailureCode, too_large
 from covenant.outbound.urls import InvalidUrl, read_authority
 
 SocketOption = tuple[int, int, int] | tuple[int, int, bytes | bytearray] | tuple[int, int, None, int]
+_BEFORE_SENDING: Final = (httpcore2.ConnectTimeout, httpcore2.PoolTimeout, httpcore2.ConnectError)
+_FAILURES: Final[tuple[tuple[type[Exception], FailureCode, str], ...]] = (
+    (httpcore2.TimeoutException, "timed_out", "no answer in time"),
+    (httpcore2.ConnectError, "connect_failed", "no connection could be made"),
+    (httpcore2.NetworkError, "connection_lost", "the connection broke"),
+    (httpcore2.RemoteProtocolError, "bad_response", "the answer is not an HTTP response"),
+)
 
 
 def load() -> None:
@@ -106,15 +113,6 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
 
     async def aclose(self) -> None:
         await self._pool.aclose()
-
-
-_BEFORE_SENDING: Final = (httpcore2.ConnectTimeout, httpcore2.PoolTimeout, httpcore2.ConnectError)
-_FAILURES: Final[tuple[tuple[type[Exception], FailureCode, str], ...]] = (
-    (httpcore2.TimeoutException, "timed_out", "no answer in time"),
-    (httpcore2.ConnectError, "connect_failed", "no connection could be made"),
-    (httpcore2.NetworkError, "connection_lost", "the connection broke"),
-    (httpcore2.RemoteProtocolError, "bad_response", "the answer is not an HTTP response"),
-)
 
 
 class _Body(httpx2.AsyncByteStream):

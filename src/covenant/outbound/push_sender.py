@@ -43,6 +43,22 @@ from covenant.wire.a2a.parts_v1 import Link, unlinked
 MEDIA_TYPES: Final = {V1.version.value: "application/a2a+json", V03.version.value: "application/json"}
 """The content type of a delivery, by the version of its configuration."""
 GONE: Final = 410
+log = logging.getLogger(__name__)
+STEPS_AT_ONCE: Final = 8
+"""How many steps one delivery reads from history at once, and so holds in memory."""
+STEPS_FOLDED_AT_ONCE: Final = 256
+BURST_MAX: Final = 32
+"""How many deliveries of one configuration are made in a row before another one at its host has a turn."""
+PAUSE_FACTOR: Final = 3
+JITTER: Final = 0.2
+LOOK_AGAIN_MS: Final = 60_000
+"""The longest sleep without a look at the wall clock, which may have been set."""
+HELD_MS: Final = 60_000
+"""How soon a tenant that is enabled again is sent what it missed."""
+HICCUP_MS: Final = 1_000
+"""The pause after the ledger could not be read, which does not count as the receiver's failure."""
+LEAVE_S: Final = 2.0
+"""How long a stop waits for deliveries under way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,24 +138,6 @@ def secrets_of(push: Push) -> dict[str, str]:
 def _push_failure(reason: str) -> PushFailure:
     return PushFailure(reason=reason[:FAILURE_LENGTH_MAX])
 
-
-log = logging.getLogger(__name__)
-
-STEPS_AT_ONCE: Final = 8
-"""How many steps one delivery reads from history at once, and so holds in memory."""
-STEPS_FOLDED_AT_ONCE: Final = 256
-BURST_MAX: Final = 32
-"""How many deliveries of one configuration are made in a row before another one at its host has a turn."""
-PAUSE_FACTOR: Final = 3
-JITTER: Final = 0.2
-LOOK_AGAIN_MS: Final = 60_000
-"""The longest sleep without a look at the wall clock, which may have been set."""
-HELD_MS: Final = 60_000
-"""How soon a tenant that is enabled again is sent what it missed."""
-HICCUP_MS: Final = 1_000
-"""The pause after the ledger could not be read, which does not count as the receiver's failure."""
-LEAVE_S: Final = 2.0
-"""How long a stop waits for deliveries under way."""
 
 Key = tuple[TaskId, str]
 

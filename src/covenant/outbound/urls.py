@@ -20,6 +20,19 @@ Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
 DNS_PORT: Final = 53
+_GLOBAL_V6: Final = IPv6Network("2000::/3")
+_NAT64: Final = IPv6Network("64:ff9b::/96")
+URL_CHARS_MAX: Final = 4_096
+HOST_CHARS_MAX: Final = 253
+DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+_URL: Final = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<authority>[^/?#]*)(?P<target>[^#]*)(?:#.*)?")
+# Controls, spaces of every script, and backslashes, which some readers take for slashes.
+_FORBIDDEN: Final = re.compile(r"[\x00-\x20\x7f-\xa0\\\s]")
+_AUTHORITY: Final = re.compile(r"(?P<host>\[[^\[\]]*\]|[^\[\]:]*)(?::(?P<port>[0-9]{1,5}))?", re.ASCII)
+_LABEL: Final = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?", re.ASCII)
+_NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*", re.ASCII)
+# The characters that a path or query may contain unquoted, and `%`, since the text may be quoted already.
+_TARGET_SAFE: Final = "%/?:@!$&'()*+,;=-._~[]"
 
 
 class SpecialUse(NamedTuple):
@@ -76,8 +89,6 @@ _SPECIAL_V6: Final = _table(
     ("2002::/16", "IPv4 inside IPv6 (6to4)", False),
     ("3fff::/20", "documentation", False),
 )
-_GLOBAL_V6: Final = IPv6Network("2000::/3")
-_NAT64: Final = IPv6Network("64:ff9b::/96")
 _NOT_GLOBAL: Final = SpecialUse(IPv6Network("::/0"), "not global unicast")
 
 
@@ -100,20 +111,7 @@ def _first(table: tuple[SpecialUse, ...], address: Address) -> SpecialUse | None
     return next((row for row in table if address in row.network), None)
 
 
-URL_CHARS_MAX: Final = 4_096
-HOST_CHARS_MAX: Final = 253
-DEFAULT_PORTS: Final = {"http": 80, "https": 443}
-
 Host = Address | str
-
-_URL: Final = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<authority>[^/?#]*)(?P<target>[^#]*)(?:#.*)?")
-# Controls, spaces of every script, and backslashes, which some readers take for slashes.
-_FORBIDDEN: Final = re.compile(r"[\x00-\x20\x7f-\xa0\\\s]")
-_AUTHORITY: Final = re.compile(r"(?P<host>\[[^\[\]]*\]|[^\[\]:]*)(?::(?P<port>[0-9]{1,5}))?", re.ASCII)
-_LABEL: Final = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?", re.ASCII)
-_NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*", re.ASCII)
-# The characters that a path or query may contain unquoted, and `%`, since the text may be quoted already.
-_TARGET_SAFE: Final = "%/?:@!$&'()*+,;=-._~[]"
 
 
 class InvalidUrl(CovenantError, ValueError):

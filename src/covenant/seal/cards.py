@@ -23,6 +23,21 @@ from covenant.model.ids import PublicKey
 from covenant.seal.keys import public_key
 
 ALGORITHM: Final = "EdDSA"
+ALGORITHMS: Final = (
+    "EdDSA",
+    "Ed25519",
+    "ES256",
+    "ES384",
+    "ES512",
+    "RS256",
+    "RS384",
+    "RS512",
+    "PS256",
+    "PS384",
+    "PS512",
+)
+SIGNATURES_MAX: Final = 16
+_PART_CHARS_MAX: Final = 16 * 1024
 
 
 class Signed(NamedTuple):
@@ -74,23 +89,6 @@ def _unsigned(card: Mapping[str, Any]) -> dict[str, Any]:
 
 def _empty(value: object) -> bool:
     return value is None or (isinstance(value, str | list | dict) and not value)
-
-
-ALGORITHMS: Final = (
-    "EdDSA",
-    "Ed25519",
-    "ES256",
-    "ES384",
-    "ES512",
-    "RS256",
-    "RS384",
-    "RS512",
-    "PS256",
-    "PS384",
-    "PS512",
-)
-SIGNATURES_MAX: Final = 16
-_PART_CHARS_MAX: Final = 16 * 1024
 
 
 class _Registry(jws.JWSRegistry):

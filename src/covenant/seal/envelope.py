@@ -60,6 +60,7 @@ RELAYED_LIFE_MS_MAX: Final = 24 * 3_600_000
 _SIGNED: Final = b"covenant.envelope.signature.v2\n"
 _SEALED: Final = b"covenant.envelope.seal.v2\n"
 _SIGNATURE_BYTES: Final = 64
+_RECEIPT: Final = b"covenant.envelope.receipt.v2\n"
 
 
 class Code(enum.StrEnum):
@@ -353,9 +354,6 @@ def envelope_record(header: Header, our_epoch: str | None) -> ReceivedEnvelope:
         epoch=header.epoch,
         our_epoch=our_epoch,
     )
-
-
-_RECEIPT: Final = b"covenant.envelope.receipt.v2\n"
 
 
 def receipt(recipient: InstanceIdentity, envelope: bytes) -> str:

@@ -38,6 +38,35 @@ TENANT_TOKEN_PREFIX_LENGTH: Final = len(TENANT_TOKEN) + TOKEN_PREFIX_LENGTH
 
 _DERIVED: Final = b"covenant.identity.v1\n"
 _SECRET: Final = b"covenant.secret.v1\n"
+BAD_CURSOR: Final = "!"
+"""No ledger has such a place."""
+ALGORITHM: Final = "Ed25519"
+PREFIX: Final = "covenant-"
+# A key of small order has a signature that is valid for every message, so that its owner could later claim that any
+# message was signed. These are all encodings of such keys, also those that are not canonical, without the sign bit.
+_SMALL_ORDER: Final = frozenset(
+    bytes.fromhex(text)
+    for text in (
+        "0000000000000000000000000000000000000000000000000000000000000000",
+        "0100000000000000000000000000000000000000000000000000000000000000",
+        "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05",
+        "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a",
+        "ecffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+        "edffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+        "eeffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+    )
+)
+VERSION: Final = "v1a"
+_CONTEXT = b"covenant.grant.v1\n"
+FORMAT: Final = "covenant-locked-key-v1"
+COST: Final = 17
+"""log2 of scrypt's N: 128 MiB and about half a second."""
+COST_MIN: Final = 10
+COST_MAX: Final = 18
+KEY_BYTES_MAX: Final = 6_000
+LOCKED_BYTES_MAX: Final = 16_384
+_R: Final = 8
+_NONCE_BYTES: Final = 12
 
 
 def new_private_key() -> bytes:
@@ -94,10 +123,6 @@ def nonce() -> str:
     return AESGCM.generate_key(bit_length=128).hex()
 
 
-BAD_CURSOR: Final = "!"
-"""No ledger has such a place."""
-
-
 class CursorSeal:
     """Seals the cursor of a page for its reader, whom it must tell nothing: a place in the ledger counts all tasks.
 
@@ -116,10 +141,6 @@ class CursorSeal:
             return self._cipher.decrypt(from_base64url(sealed), [whose.encode()]).decode() if sealed else ""
         except (InvalidTag, ValueError):
             return BAD_CURSOR
-
-
-ALGORITHM: Final = "Ed25519"
-PREFIX: Final = "covenant-"
 
 
 class Uncanonical(CovenantError, ValueError):
@@ -173,22 +194,6 @@ def _signed_bytes(header: str, document: Mapping[str, Any]) -> bytes:
     return f"{header}.{base64url(canonical(document))}".encode()
 
 
-# A key of small order has a signature that is valid for every message, so that its owner could later claim that any
-# message was signed. These are all encodings of such keys, also those that are not canonical, without the sign bit.
-_SMALL_ORDER: Final = frozenset(
-    bytes.fromhex(text)
-    for text in (
-        "0000000000000000000000000000000000000000000000000000000000000000",
-        "0100000000000000000000000000000000000000000000000000000000000000",
-        "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05",
-        "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a",
-        "ecffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
-        "edffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
-        "eeffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
-    )
-)
-
-
 def checked_key(key: PublicKey) -> Ed25519PublicKey:
     """The key to verify with; `ValueError` if it is invalid, not encoded in its one form, or of small order."""
     raw = from_base58(key)
@@ -212,9 +217,6 @@ def from_base64url(text: str) -> bytes:
     return data
 
 
-VERSION: Final = "v1a"
-
-
 class WebhookSigner:
     """Signs with one Ed25519 key, whose public half is in our JSON Web Key Set under `key_id`."""
 
@@ -230,9 +232,6 @@ class WebhookSigner:
 def signed_bytes(delivery_id: str, timestamp_s: int, body: bytes) -> bytes:
     assert "." not in delivery_id
     return f"{delivery_id}.{timestamp_s}.".encode() + body
-
-
-_CONTEXT = b"covenant.grant.v1\n"
 
 
 def grant_bytes(grant: Grant) -> bytes:
@@ -261,16 +260,6 @@ def _sized(data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + data
 
 
-FORMAT: Final = "covenant-locked-key-v1"
-COST: Final = 17
-"""log2 of scrypt's N: 128 MiB and about half a second."""
-COST_MIN: Final = 10
-COST_MAX: Final = 18
-KEY_BYTES_MAX: Final = 6_000
-LOCKED_BYTES_MAX: Final = 16_384
-
-_R: Final = 8
-_NONCE_BYTES: Final = 12
 _Text = Annotated[str, msgspec.Meta(max_length=8_192)]
 
 

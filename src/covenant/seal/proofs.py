@@ -37,6 +37,25 @@ from covenant.seal.purpose_keys import PurposeKey, signed_by_instance, signer_of
 
 _OFFER: Final = "offer"
 _CAPABILITIES: Final = "capabilities"
+_LEAF: Final = b"\x00"
+_NODE: Final = b"\x01"
+DIGEST_BYTES: Final = 32
+KIND: Final = "proof"
+_SALT: Final = b"covenant.transcript.salt.v1\n"
+RESULT_FIELDS: Final = (
+    "offerId",
+    "delegationId",
+    "profile",
+    "status",
+    "result",
+    "parts",
+    "error",
+    "errorCode",
+    "tokenUsage",
+    "durationMs",
+    "subDelegations",
+)
+"""The fields that the result's hash covers: all but the transcript, which has its own root, and the proof itself."""
 
 
 def new_challenge() -> str:
@@ -85,11 +104,6 @@ def _asserted(offer: DelegationOffer, provider: InstanceId) -> dict[str, Any]:
     document: dict[str, Any] = msgspec.to_builtins(offer)
     del document["assertion"]
     return {**document, "provider": provider}
-
-
-_LEAF: Final = b"\x00"
-_NODE: Final = b"\x01"
-DIGEST_BYTES: Final = 32
 
 
 def merkle_leaf(line: bytes) -> bytes:
@@ -145,24 +159,6 @@ def is_included(tree_root: bytes, size: int, index: int, leaf_hash: bytes, path:
 
 def _node(left: bytes, right: bytes) -> bytes:
     return hashlib.sha256(_NODE + left + right).digest()
-
-
-KIND: Final = "proof"
-_SALT: Final = b"covenant.transcript.salt.v1\n"
-RESULT_FIELDS: Final = (
-    "offerId",
-    "delegationId",
-    "profile",
-    "status",
-    "result",
-    "parts",
-    "error",
-    "errorCode",
-    "tokenUsage",
-    "durationMs",
-    "subDelegations",
-)
-"""The fields that the result's hash covers: all but the transcript, which has its own root, and the proof itself."""
 
 
 class Check(msgspec.Struct, frozen=True, gc=False):

@@ -21,6 +21,7 @@ TOLD_NESTING_MAX: Final = 32
 """For values that A2A clients get back: they build protocol buffers, which nest three messages a level, 100 at most."""
 QUERY_FIELDS_MAX: Final = 32
 _MESSAGE_LENGTH_MAX: Final = 300
+_CONTAINERS: Final = (dict, list, tuple, msgspec.Struct)
 
 
 def decode(decoder: msgspec.json.Decoder[T], data: bytes, nesting_max: int = NESTING_MAX) -> T:
@@ -105,9 +106,6 @@ def deeper_than(value: Any, levels: int) -> bool:
         if not level:
             return False
     return True
-
-
-_CONTAINERS: Final = (dict, list, tuple, msgspec.Struct)
 
 
 def members(value: Any) -> Iterable[Any]:

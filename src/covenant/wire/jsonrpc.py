@@ -21,6 +21,8 @@ ID_BYTES_MAX: Final = 1024
 
 _NO_PARAMS: Final = b"{}"
 _ID_BEGINS: Final = frozenset(b'"-0123456789')
+_encode = msgspec.json.Encoder().encode
+_TEXT_MAX: Final = 500
 
 
 class JsonRpcRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,9 +136,6 @@ def result_frame(call_id: bytes) -> tuple[bytes, bytes]:
     return b'{"jsonrpc":"2.0","id":' + call_id + b',"result":', b"}"
 
 
-_encode = msgspec.json.Encoder().encode
-
-
 def encode_error(call_id: bytes, error: ErrorObject) -> bytes:
     """Encodes an error. A request that could not be parsed has the id null, whatever was found of its id."""
     known = NULL if error.code == PARSE_ERROR else call_id
@@ -145,9 +144,6 @@ def encode_error(call_id: bytes, error: ErrorObject) -> bytes:
 
 def encode_refusal(call_id: bytes, refusal: BaseException, version: Version) -> bytes:
     return encode_error(call_id, rpc_error(refusal, version))
-
-
-_TEXT_MAX: Final = 500
 
 
 class RpcError(CovenantError):

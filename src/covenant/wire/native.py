@@ -49,6 +49,14 @@ CONVERSATION: Final = "conversation:"
 """The prefix of a conversation's context id; the conversation's id follows it."""
 
 RequestState = Literal["running", "completed", "failed", "canceled"]
+_ENDED: Final[dict[str, RequestState]] = {
+    Ending.COMPLETED: "completed",
+    Ending.FAILED: "failed",
+    Ending.REJECTED: "failed",
+    Ending.CANCELED: "canceled",
+}
+_encode = msgspec.json.Encoder().encode
+PARTS_MAX: Final = 1_000
 
 
 class RequestShown(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -98,16 +106,6 @@ class RequestEvent(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_def
     input_tokens: float | None = None
     output_tokens: float | None = None
     metadata: dict[str, Any] | None = None
-
-
-_ENDED: Final[dict[str, RequestState]] = {
-    Ending.COMPLETED: "completed",
-    Ending.FAILED: "failed",
-    Ending.REJECTED: "failed",
-    Ending.CANCELED: "canceled",
-}
-
-_encode = msgspec.json.Encoder().encode
 
 
 def conversation_of(origin: str, context_id: str | None) -> str | None:
@@ -277,7 +275,6 @@ def _string(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-PARTS_MAX: Final = 1_000
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
 
 

@@ -70,6 +70,13 @@ _DECODERS: Final[dict[str, msgspec.json.Decoder[Any]]] = {
     name: msgspec.json.Decoder(kind) for name, kind in TYPES.items()
 }
 _ENCODER: Final = msgspec.json.Encoder()
+POLL: Final = "poll"
+ACKS: Final = "delivery_acks"
+RELAY_PATH: Final = "/relay"
+"""A relay serves the paths of each instance that it keeps envelopes for below this path and the instance's id."""
+WAIT_MS_MAX: Final = 30_000
+ENVELOPES_MAX: Final = 50
+ACKS_MAX: Final = 1_000
 
 
 def type_of(message: DelegationMessage) -> str:
@@ -117,15 +124,6 @@ def _check_numbers(value: Any) -> None:
                 raise Invalid("invalid_request", "a whole number in parts is beyond 2^53 - 1")
             below.extend(members(each))
         level = below
-
-
-POLL: Final = "poll"
-ACKS: Final = "delivery_acks"
-RELAY_PATH: Final = "/relay"
-"""A relay serves the paths of each instance that it keeps envelopes for below this path and the instance's id."""
-WAIT_MS_MAX: Final = 30_000
-ENVELOPES_MAX: Final = 50
-ACKS_MAX: Final = 1_000
 
 
 class Introduction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):

@@ -52,6 +52,22 @@ _EMPTY: Final = re.compile("")
 
 _VAGUE: Final = {"named_secret": 1, "high_entropy": 2}
 """Kinds that say less than others about the secret."""
+_MARK: Final = re.compile(r"-----(BEGIN|END) ([A-Z0-9 ]{1,60}+)(?=-----)")
+_DASHES: Final = 5
+# The characters that may follow a header whose end was cut off. Line ends may be escaped, as inside JSON.
+_REST: Final = re.compile(r"[A-Za-z0-9+/=\s\\:,.\-]*+")
+_DATA_URI: Final = re.compile(r"data:[\w.+/;=-]{0,100};base64,[A-Za-z0-9+/=_%-]*+")
+_DATA_REST: Final = re.compile(r"[A-Za-z0-9+/=_%-]*+")
+_DIGEST: Final = re.compile(r"(?i)\bsha-?(?:1|224|256|384|512)[-:=][A-Za-z0-9+/=_-]++")
+_DIGEST_REST: Final = re.compile(r"[A-Za-z0-9+/=_-]*+")
+FINDINGS_MAX: Final = 100
+STEP_CHARS_MAX: Final = 64
+"""The longest name in a path."""
+_SEARCHES_MAX: Final = 5
+_BASE64_CHARS: Final = 256 * 1024
+"""The number of characters that are decoded at once: a multiple of four."""
+_ENCODED: Final = ("data", "blob", "raw", "bytes")
+_MARKS: Final = ("mimeType", "mime_type", "mediaType", "media_type")
 
 
 class SecretSpan(NamedTuple):
@@ -129,12 +145,6 @@ def _end(rest: re.Pattern[str], text: str, at: int) -> int:
     return at
 
 
-_MARK: Final = re.compile(r"-----(BEGIN|END) ([A-Z0-9 ]{1,60}+)(?=-----)")
-_DASHES: Final = 5
-# The characters that may follow a header whose end was cut off. Line ends may be escaped, as inside JSON.
-_REST: Final = re.compile(r"[A-Za-z0-9+/=\s\\:,.\-]*+")
-
-
 def _blocks(text: str) -> Iterator[tuple[int, int, str, bool]]:
     """Start, end and label of each PEM block, and whether its end mark is there."""
     marks = [found.match for found in _found(_MARK, _EMPTY, text, ("-----BEGIN ", "-----END "))]
@@ -200,12 +210,6 @@ def _lowered(text: str) -> str:
     return "".join(lowered)
 
 
-_DATA_URI: Final = re.compile(r"data:[\w.+/;=-]{0,100};base64,[A-Za-z0-9+/=_%-]*+")
-_DATA_REST: Final = re.compile(r"[A-Za-z0-9+/=_%-]*+")
-_DIGEST: Final = re.compile(r"(?i)\bsha-?(?:1|224|256|384|512)[-:=][A-Za-z0-9+/=_-]++")
-_DIGEST_REST: Final = re.compile(r"[A-Za-z0-9+/=_-]*+")
-
-
 def _random(text: str, blocks: list[tuple[int, int, str, bool]]) -> Iterator[SecretSpan]:
     if len(text) < ENTROPY_CHARS_MIN:
         return
@@ -231,12 +235,6 @@ def _marked(text: str, blocks: list[tuple[int, int, str, bool]]) -> Iterator[tup
 
 
 Mode = Literal["block", "redact", "warn"]
-FINDINGS_MAX: Final = 100
-STEP_CHARS_MAX: Final = 64
-"""The longest name in a path."""
-_SEARCHES_MAX: Final = 5
-_BASE64_CHARS: Final = 256 * 1024
-"""The number of characters that are decoded at once: a multiple of four."""
 
 
 class SecretFinding(msgspec.Struct, frozen=True, gc=False):
@@ -340,10 +338,6 @@ def _without(text: str, spans: list[SecretSpan]) -> str:
         pieces += [text[at:start], f"[redacted:{kind}]"]
         at = end
     return "".join([*pieces, text[at:]])
-
-
-_ENCODED: Final = ("data", "blob", "raw", "bytes")
-_MARKS: Final = ("mimeType", "mime_type", "mediaType", "media_type")
 
 
 def _encoded_members(value: dict[str, Any]) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ KEEP_ALIVE: Final = b": keep-alive\n\n"
 KEEP_ALIVE_S: Final = 15.0
 """A stream without events sends `KEEP_ALIVE` at this interval."""
 _DIGITS_MAX: Final = 18
+_LINE_END: Final = re.compile(rb"\r\n|\n|\r")
 
 
 class SseFormat:
@@ -52,9 +53,6 @@ def last_event_id(header: str | None) -> int | None:
             "Last-Event-ID", "must be the number of the last frame that was seen; leave it out to begin with the task"
         )
     return int(text)
-
-
-_LINE_END: Final = re.compile(rb"\r\n|\n|\r")
 
 
 class EventTooLarge(CovenantError):

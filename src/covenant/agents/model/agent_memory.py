@@ -25,6 +25,7 @@ TITLE_CHARACTERS_MAX: Final = 200
 BYTES_MAX: Final = 512 * 1024
 FOUND_MAX: Final = 10
 TRIES: Final = 10
+_encode: Final = msgspec.json.Encoder().encode
 
 
 class MemoryNote(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -42,7 +43,6 @@ class _Notes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _decode: Final = msgspec.json.Decoder(_Notes).decode
-_encode: Final = msgspec.json.Encoder().encode
 
 
 class NoteLedger(Protocol):

@@ -62,6 +62,33 @@ log = logging.getLogger(__name__)
 USED: Final = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "requests", "tool_calls")
 
 NO_ANSWER: Final = "the model gave no answer within its limits"
+CUT: Final = "length"
+"""The stop reason of an answer that reached its token limit."""
+UNABLE_KINDS: Final[tuple[tuple[type[ModelAPIError], str], ...]] = (
+    (ModelRateLimitError, "rate_limited"),
+    (ModelOverloadedError, "overloaded"),
+    (ModelUnavailableError, "overloaded"),
+    (ModelTimeoutError, "timed_out"),
+    (ModelRequestTimeout, "timed_out"),
+    (ModelConnectionError, "unreachable"),
+)
+UNABLE_STATUS: Final = {
+    408: "timed_out",
+    429: "rate_limited",
+    502: "unreachable",
+    503: "overloaded",
+    504: "unreachable",
+    529: "overloaded",
+}
+TROUBLE: Final = {
+    400: "invalid_request",
+    401: "auth_failed",
+    403: "auth_failed",
+    404: "not_found",
+    413: "request_too_large",
+    422: "invalid_request",
+    429: "rate_limited",
+}
 
 
 class PydanticAiAgent:
@@ -289,28 +316,6 @@ def history_of(thread: tuple[MessageUpdate, ...]) -> list[messages.ModelMessage]
     return made
 
 
-CUT: Final = "length"
-"""The stop reason of an answer that reached its token limit."""
-
-
-UNABLE_KINDS: Final[tuple[tuple[type[ModelAPIError], str], ...]] = (
-    (ModelRateLimitError, "rate_limited"),
-    (ModelOverloadedError, "overloaded"),
-    (ModelUnavailableError, "overloaded"),
-    (ModelTimeoutError, "timed_out"),
-    (ModelRequestTimeout, "timed_out"),
-    (ModelConnectionError, "unreachable"),
-)
-UNABLE_STATUS: Final = {
-    408: "timed_out",
-    429: "rate_limited",
-    502: "unreachable",
-    503: "overloaded",
-    504: "unreachable",
-    529: "overloaded",
-}
-
-
 def why_unable(error: ModelAPIError) -> str | None:
     """The code of the reason why a model cannot answer a valid request now; None for any other failure.
 
@@ -320,17 +325,6 @@ def why_unable(error: ModelAPIError) -> str | None:
         if isinstance(error, kind):
             return word
     return UNABLE_STATUS.get(error.status_code) if isinstance(error, ModelHTTPError) else None
-
-
-TROUBLE: Final = {
-    400: "invalid_request",
-    401: "auth_failed",
-    403: "auth_failed",
-    404: "not_found",
-    413: "request_too_large",
-    422: "invalid_request",
-    429: "rate_limited",
-}
 
 
 def retry_reason(error: Exception) -> str:

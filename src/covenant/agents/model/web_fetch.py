@@ -18,6 +18,20 @@ PLAIN: Final = ("text/", "application/json", "application/xml", "application/yam
 HEAVY_CHARS: Final = 64 * 1024
 """A larger page is converted in a thread, so that the event loop stays free."""
 _ACCEPT: Final = {"accept": "text/html, text/plain, application/json;q=0.9, */*;q=0.1"}
+QUERY: Final = "{query}"
+BY_MCP: Final = "mcp:"
+_UNSEEN: Final = frozenset({"script", "style", "head", "template", "noscript", "svg"})
+_RAW: Final = frozenset({"script", "style"})
+"""Their content is not HTML, and ends only at their closing tag."""
+_BLOCKS: Final = frozenset(
+    "address article aside blockquote br dd div dl dt footer h1 h2 h3 h4 h5 h6 header hr li main nav ol p pre section "
+    "table td th tr ul".split()
+)
+_TAG: Final = re.compile(r"</?([A-Za-z][A-Za-z0-9-]{0,63}+)")
+_ATTRIBUTES: Final = re.compile(r"(?:[^\"'>]++|\"[^\"]*+\"|'[^']*+')*+>")
+_HUGE_NUMBER: Final = re.compile(r"&#[0-9]{8,}+;?|&#[xX][0-9A-Fa-f]{8,}+;?")
+"""No character has a number this large, and parsing one takes long."""
+_RAW_END: Final = {name: re.compile(rf"</{name}(?![A-Za-z0-9-])", re.IGNORECASE) for name in _RAW}
 
 
 class PageUnreadable(CovenantError):
@@ -49,10 +63,6 @@ class WebPages:
         return html_to_text(text) if len(text) < HEAVY_CHARS else await asyncio.to_thread(html_to_text, text)
 
 
-QUERY: Final = "{query}"
-BY_MCP: Final = "mcp:"
-
-
 class WebSearch:
     """Searches by a page whose address contains `{query}`, or by a tool of an MCP server, `mcp:server.tool`."""
 
@@ -76,20 +86,6 @@ class WebSearch:
         if answer.failed:
             raise PageUnreadable(answer.text or "the search failed")
         return answer.text
-
-
-_UNSEEN: Final = frozenset({"script", "style", "head", "template", "noscript", "svg"})
-_RAW: Final = frozenset({"script", "style"})
-"""Their content is not HTML, and ends only at their closing tag."""
-_BLOCKS: Final = frozenset(
-    "address article aside blockquote br dd div dl dt footer h1 h2 h3 h4 h5 h6 header hr li main nav ol p pre section "
-    "table td th tr ul".split()
-)
-_TAG: Final = re.compile(r"</?([A-Za-z][A-Za-z0-9-]{0,63}+)")
-_ATTRIBUTES: Final = re.compile(r"(?:[^\"'>]++|\"[^\"]*+\"|'[^']*+')*+>")
-_HUGE_NUMBER: Final = re.compile(r"&#[0-9]{8,}+;?|&#[xX][0-9A-Fa-f]{8,}+;?")
-"""No character has a number this large, and parsing one takes long."""
-_RAW_END: Final = {name: re.compile(rf"</{name}(?![A-Za-z0-9-])", re.IGNORECASE) for name in _RAW}
 
 
 def html_to_text(html: str) -> str:

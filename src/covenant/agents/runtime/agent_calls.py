@@ -38,6 +38,7 @@ UNIQUE_AGENT_LIMIT: Final = "UNIQUE_AGENT_LIMIT"
 COOLDOWN: Final = "COOLDOWN"
 REMOTE_FAILURE: Final = "remote_failure"
 """Key in a result's metadata: a `RemoteFailure`."""
+_CALL_TYPES: Final = {"what": Sendable, "timeout_ms": int | None, "key": str | None, "idempotent": bool | None}
 
 
 class CallLimit(OverLimit):
@@ -102,7 +103,6 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Calling = Call | tuple[Any, Sendable]
-_CALL_TYPES: Final = {"what": Sendable, "timeout_ms": int | None, "key": str | None, "idempotent": bool | None}
 
 
 class NotEnough(Conflict):

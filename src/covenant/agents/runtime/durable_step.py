@@ -28,6 +28,8 @@ RESULT_BYTES_MAX: Final = 256 * 1024
 CANCELED: Final = StepFailure(type=asyncio.CancelledError.__name__, canceled=True)
 T = TypeVar("T")
 _encode = msgspec.json.Encoder().encode
+_STEP: Final = ContextVar["tuple[DurableSteps, str] | None"]("step", default=None)
+"""The running step, here and in the asyncio tasks that it makes: its turn's steps, and its name."""
 
 
 class StepError(Conflict):
@@ -62,10 +64,6 @@ class DurableSteps(Protocol):
     async def wait_for(self, name: str, timeout_s: float | None) -> Any: ...
     async def ask(self, question: Question, timeout_s: float | None) -> dict[str, Any]: ...
     async def check_end(self) -> None: ...
-
-
-_STEP: Final = ContextVar["tuple[DurableSteps, str] | None"]("step", default=None)
-"""The running step, here and in the asyncio tasks that it makes: its turn's steps, and its name."""
 
 
 @contextmanager

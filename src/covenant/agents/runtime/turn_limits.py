@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 LOOK_S: Final = 1.0
 """How often a waiting turn checks whether the limit was raised meanwhile."""
 UNLIMITED: Final = 1_000_000
+DELEGATED: Final = "delegated"
+"""Key in a result's metadata, beside `usage`: the part of it that delegated work has used."""
+T = TypeVar("T")
 
 
 class TenantSlots:
@@ -168,13 +171,6 @@ class TurnSlot(msgspec.Struct, eq=False):
             self._held = not self._left
             if not self._held:  # the turn has ended while it waited
                 self._places.give_back()
-
-
-DELEGATED: Final = "delegated"
-"""Key in a result's metadata, beside `usage`: the part of it that delegated work has used."""
-
-
-T = TypeVar("T")
 
 
 class RunOnLoop(Protocol):

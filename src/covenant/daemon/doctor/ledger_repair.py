@@ -37,6 +37,10 @@ from covenant.ledger.machine.events import AnyEvent, TaskEvent
 from covenant.model.settings import Limits
 
 BACKUP: Final = "put it back from a backup"
+HISTORY_ONLY: Final = "it is not there; what was live then is in the snapshot, so only history is lost"
+CHECKPOINT: Final = "PRAGMA wal_checkpoint(TRUNCATE)"
+_raw_events: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_event: Final[Any] = msgspec.json.Decoder(AnyEvent).decode
 
 
 class CheckFinding(NamedTuple):
@@ -59,13 +63,6 @@ class Checkup(NamedTuple):
     @property
     def well(self) -> bool:
         return all(finding.well for finding in self.findings)
-
-
-HISTORY_ONLY: Final = "it is not there; what was live then is in the snapshot, so only history is lost"
-
-CHECKPOINT: Final = "PRAGMA wal_checkpoint(TRUNCATE)"
-_raw_events: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
-_event: Final[Any] = msgspec.json.Decoder(AnyEvent).decode
 
 
 class Loss(NamedTuple):

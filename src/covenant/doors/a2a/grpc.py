@@ -50,6 +50,44 @@ from covenant.wire.a2a.error_codes import details, error_code_of, message_of, na
 CURSOR: Final = "last-event-id"
 GENERATION: Final = "covenant.generation"
 RETRY_MS: Final = 1_000
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+TRANSPORT: Final = "grpc"
+SERVICES: Final = (
+    (a2a_pb2.DESCRIPTOR.services_by_name["A2AService"], V1),
+    (a2a_v0_3_pb2.DESCRIPTOR.services_by_name["A2AService"], PROTO_V03),
+)
+_NAMES_V03: Final = {
+    "TaskSubscription": "SubscribeToTask",
+    "ListTaskPushNotificationConfig": "ListTaskPushNotificationConfigs",
+    "GetAgentCard": "GetExtendedAgentCard",
+}
+"""Methods of 0.3 that have another name in 1.0."""
+_PING_MS: Final = 60_000
+_IDLE_MS: Final = 60_000
+"""A connection without a call is closed after this. Connections are bounded in total, not for each address."""
+_HANDSHAKE_MS: Final = 10_000
+_ANONYMOUS_MESSAGE_S: Final = 2.0
+"""For the message of a caller without a token, which occupies room for the longest message meanwhile."""
+_STREAMS_MAX: Final = 1_000
+"""The most running calls on one connection."""
+_OPTIONS: Final = (
+    # Otherwise two daemons could share a port, and each would get half of the calls.
+    ("grpc.so_reuseport", 0),
+    # A few bytes can unpack to gigabytes, and the library checks the size only afterwards: no compressed requests.
+    ("grpc.compression_enabled_algorithms_bitset", 1),
+    # Our pings find callers that are gone. Callers' pings are welcome, since streams may be silent for long.
+    ("grpc.keepalive_time_ms", _PING_MS),
+    ("grpc.keepalive_permit_without_calls", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.max_connection_idle_ms", _IDLE_MS),
+    # Bounds connections that send nothing, and calls on one connection.
+    ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
+    ("grpc.max_concurrent_streams", _STREAMS_MAX),
+)
+DETAILS: Final = "grpc-status-details-bin"
+KNOWN: Final = (error_details_pb2.ErrorInfo, error_details_pb2.BadRequest, error_details_pb2.RetryInfo)
+"""The kinds of details. A reader of `Any` finds a kind only if it was imported."""
 
 
 class _StreamWriter:
@@ -87,46 +125,6 @@ class _StreamWriter:
 def stopping() -> Refusal:
     message = f"the daemon is stopping; accepted tasks are kept: resume with {CURSOR}"
     return Unavailable("stopping", message, retry_after_ms=RETRY_MS)
-
-
-log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-TRANSPORT: Final = "grpc"
-SERVICES: Final = (
-    (a2a_pb2.DESCRIPTOR.services_by_name["A2AService"], V1),
-    (a2a_v0_3_pb2.DESCRIPTOR.services_by_name["A2AService"], PROTO_V03),
-)
-_NAMES_V03: Final = {
-    "TaskSubscription": "SubscribeToTask",
-    "ListTaskPushNotificationConfig": "ListTaskPushNotificationConfigs",
-    "GetAgentCard": "GetExtendedAgentCard",
-}
-"""Methods of 0.3 that have another name in 1.0."""
-
-_PING_MS: Final = 60_000
-_IDLE_MS: Final = 60_000
-"""A connection without a call is closed after this. Connections are bounded in total, not for each address."""
-_HANDSHAKE_MS: Final = 10_000
-_ANONYMOUS_MESSAGE_S: Final = 2.0
-"""For the message of a caller without a token, which occupies room for the longest message meanwhile."""
-_STREAMS_MAX: Final = 1_000
-"""The most running calls on one connection."""
-_OPTIONS: Final = (
-    # Otherwise two daemons could share a port, and each would get half of the calls.
-    ("grpc.so_reuseport", 0),
-    # A few bytes can unpack to gigabytes, and the library checks the size only afterwards: no compressed requests.
-    ("grpc.compression_enabled_algorithms_bitset", 1),
-    # Our pings find callers that are gone. Callers' pings are welcome, since streams may be silent for long.
-    ("grpc.keepalive_time_ms", _PING_MS),
-    ("grpc.keepalive_permit_without_calls", 0),
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-    ("grpc.max_connection_idle_ms", _IDLE_MS),
-    # Bounds connections that send nothing, and calls on one connection.
-    ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
-    ("grpc.max_concurrent_streams", _STREAMS_MAX),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,11 +435,6 @@ def peer_of(peer: str) -> tuple[str, int] | None:
     if kind not in ("ipv4", "ipv6") or not port.isdigit():
         return None
     return host.strip("[]"), int(port)
-
-
-DETAILS: Final = "grpc-status-details-bin"
-KNOWN: Final = (error_details_pb2.ErrorInfo, error_details_pb2.BadRequest, error_details_pb2.RetryInfo)
-"""The kinds of details. A reader of `Any` finds a kind only if it was imported."""
 
 
 def status_of(error: BaseException) -> bytes:

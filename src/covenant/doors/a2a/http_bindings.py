@@ -50,6 +50,16 @@ from covenant.wire.a2a.error_codes import Version, rest_error
 from covenant.wire.sse import KEEP_ALIVE, SseFormat
 
 EMPTY_BODIES: Final = frozenset({b"", b"null"})
+log = logging.getLogger(__name__)
+PREFIX: Final = "/v1/a2a/agents/"
+CARDS: Final = frozenset({"agent-card.json", ".well-known/agent-card.json"})
+"""The paths of the card below the agent's address. Official clients use the second."""
+A2A_JSON: Final[Header] = (b"content-type", b"application/a2a+json")
+EVENT_STREAM: Final[Header] = (b"content-type", b"text/event-stream")
+_READ: Final = REQUESTS_V1
+_PUSHES: Final = "tasks/{}/pushNotificationConfigs"
+_READ_V03: Final = REQUESTS_PROTO_V03
+E = TypeVar("E", bound=Exception)
 
 
 async def _write_frames(stream: TaskStream, call: A2ACall, sse: SseFormat, send: Send) -> None:
@@ -66,16 +76,6 @@ async def _write_frames(stream: TaskStream, call: A2ACall, sse: SseFormat, send:
         body = sse.frames([(step.generation, encode(task, step, call.link)) for step in steps]) if steps else KEEP_ALIVE
         await send({"type": "http.response.body", "body": body, "more_body": True})
     await send({"type": "http.response.body", "body": TOO_SLOW if stream.cut else b"", "more_body": False})
-
-
-log = logging.getLogger(__name__)
-
-PREFIX: Final = "/v1/a2a/agents/"
-CARDS: Final = frozenset({"agent-card.json", ".well-known/agent-card.json"})
-"""The paths of the card below the agent's address. Official clients use the second."""
-A2A_JSON: Final[Header] = (b"content-type", b"application/a2a+json")
-EVENT_STREAM: Final[Header] = (b"content-type", b"text/event-stream")
-_READ: Final = REQUESTS_V1
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,6 @@ def _row(name: str, decode: Callable[[RestCall], Any], dialect: Dialect | None =
 
 
 _SUBSCRIBE: Final = _row("SubscribeToTask", lambda at: _READ.decode_subscribe(at.body, at.task_id))
-_PUSHES: Final = "tasks/{}/pushNotificationConfigs"
 
 # Paths below the agent's address, with `{}` in place of ids.
 ROUTES_V1: Final[dict[str, dict[str, RestRoute]]] = {
@@ -132,7 +131,6 @@ ROUTES_V1: Final[dict[str, dict[str, RestRoute]]] = {
     "extendedAgentCard": {"GET": _row("GetExtendedAgentCard", lambda at: _READ.decode_nothing(at.body))},
 }
 
-_READ_V03: Final = REQUESTS_PROTO_V03
 _SUBSCRIBE_V03: Final = _row("SubscribeToTask", lambda at: _READ_V03.decode_subscribe(at.body, at.task_id))
 ROUTES_V03: Final[dict[str, dict[str, RestRoute]]] = {
     "message:send": {"POST": _row("SendMessage", lambda at: _READ_V03.decode_send(at.body))},
@@ -365,9 +363,6 @@ async def reply_with_status(send: Send, refusal: Refusal, call_id: bytes = jsonr
     """Refuses with an HTTP status; the body is JSON-RPC's error object."""
     body = jsonrpc.encode_refusal(call_id, refusal, Version.V1)
     await reply(send, refusal.status, body, refusal_headers(refusal))
-
-
-E = TypeVar("E", bound=Exception)
 
 
 def content_refusal(error: E, headers: Headers) -> E | Refusal:

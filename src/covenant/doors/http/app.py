@@ -54,6 +54,7 @@ LINKS: Final = {
 }
 """Where to begin: an agent (GET: its card, POST: A2A), `index`, which passes each message on, the card for callers
 without a token, the reference for people and for programs, and the daemon's health."""
+_TRACE_NAMES: Final = {TRACEPARENT.encode(): TRACEPARENT, TRACESTATE.encode(): TRACESTATE}
 
 
 class PrefixDoor(Protocol):
@@ -192,9 +193,6 @@ def _page_routes(health: Health, version: str, others: Sequence[Described], dash
 async def _not_found(scope: Scope, _: Receive, send: Send) -> None:
     unknown = NotFound("unknown_route", "there is no route at this path; GET / says where to begin")
     await reply_refused(send, style_of(scope["path"]), unknown)
-
-
-_TRACE_NAMES: Final = {TRACEPARENT.encode(): TRACEPARENT, TRACESTATE.encode(): TRACESTATE}
 
 
 class TracedDoor:

@@ -22,6 +22,8 @@ RECOGNISED_MAX: Final = 256
 """The most credentials that are cached: only accepted ones, so that strangers cannot fill the cache."""
 RECOGNISED_S: Final = 60.0
 """How long the cache is kept: apart from it, tokens are kept only as hashes."""
+_CERTIFICATE: Final = f"certificate {new_token()} ".encode()
+"""The beginning of a certificate's credential, random in each process: nobody can send it over the wire."""
 
 
 def principal_of(identity_auth: IdentityAuth, credential: bytes | None) -> Principal | None:
@@ -95,10 +97,6 @@ class TenantAuth:
             asyncio.get_running_loop().call_later(RECOGNISED_S, known.clear)
         known[credential] = caller
         return caller
-
-
-_CERTIFICATE: Final = f"certificate {new_token()} ".encode()
-"""The beginning of a certificate's credential, random in each process: nobody can send it over the wire."""
 
 
 def certificate_credential(names: Sequence[str]) -> bytes:

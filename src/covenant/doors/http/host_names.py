@@ -19,6 +19,12 @@ PREFLIGHT_AGE_S: Final = 600
 
 _SENT: Final = b"Authorization, Content-Type, A2A-Version, A2A-Extensions, Idempotency-Key, Last-Event-ID, Traceparent"
 _READ: Final = b"ETag, Retry-After, WWW-Authenticate"
+ANY: Final = "*"
+LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
+_JUDGED_MAX: Final = 1_024
+_HOST = re.compile(r"(?:[A-Za-z0-9._\-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?").fullmatch
+_FORWARDED: Final = (b"x-forwarded-", b"forwarded", b"via", b"x-real-ip", b"x-client-ip", b"true-client-ip", b"cf-")
+"""Beginnings of proxies' headers: a request with one comes through a proxy, wherever that is."""
 
 
 class AllowedOrigins:
@@ -66,11 +72,6 @@ def cors_headers(origin: bytes) -> tuple[Header, ...]:
     )
 
 
-ANY: Final = "*"
-LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
-_JUDGED_MAX: Final = 1_024
-
-
 class AllowedHosts:
     """`allowed` are names and addresses without port, IPv6 in brackets; `*` allows all."""
 
@@ -104,11 +105,6 @@ def without_port(host: str) -> str:
 
 def as_host(address: str) -> str:
     return f"[{address}]" if ":" in address else address
-
-
-_HOST = re.compile(r"(?:[A-Za-z0-9._\-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?").fullmatch
-_FORWARDED: Final = (b"x-forwarded-", b"forwarded", b"via", b"x-real-ip", b"x-client-ip", b"true-client-ip", b"cf-")
-"""Beginnings of proxies' headers: a request with one comes through a proxy, wherever that is."""
 
 
 class BaseUrl:

@@ -26,6 +26,17 @@ _STATUSES: Final = {
     "429": "Over a limit; Retry-After says when to try again",
     "503": "The daemon cannot make this durable now",
 }
+F = TypeVar("F", bound=Callable[..., Any])
+_STYLE: Final = """
+:root { color-scheme: light dark; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
+code, pre { font: 14px/1.45 ui-monospace, monospace; }
+pre { overflow-x: auto; padding: .75rem; border: 1px solid #8884; border-radius: 6px; }
+details { border-bottom: 1px solid #8884; padding: .5rem 0; }
+summary { cursor: pointer; }
+summary b { display: inline-block; min-width: 3.5rem; }
+table { border-collapse: collapse; } td { padding: .1rem 1rem .1rem 0; vertical-align: top; }
+"""
 
 
 class Page(NamedTuple):
@@ -64,9 +75,6 @@ class Described:
         request, query = (row.request, None) if row.in_body else (None, row.request)
         needed = any(field.required for field in msgspec.structs.fields(row.request))
         return cls(row.method, row.path, row.kind, row.summary, row.answer, request, query, row.status, needed)
-
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 def route(
@@ -199,18 +207,6 @@ def _page(page: Page) -> dict[str, Any]:
         "security": [],
         "responses": {"200": {"description": page.summary, "content": {page.content_type: {}}}},
     }
-
-
-_STYLE: Final = """
-:root { color-scheme: light dark; }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
-code, pre { font: 14px/1.45 ui-monospace, monospace; }
-pre { overflow-x: auto; padding: .75rem; border: 1px solid #8884; border-radius: 6px; }
-details { border-bottom: 1px solid #8884; padding: .5rem 0; }
-summary { cursor: pointer; }
-summary b { display: inline-block; min-width: 3.5rem; }
-table { border-collapse: collapse; } td { padding: .1rem 1rem .1rem 0; vertical-align: top; }
-"""
 
 
 class ReferenceForms(NamedTuple):

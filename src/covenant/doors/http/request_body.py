@@ -18,6 +18,12 @@ BODY_TOO_LARGE: Final = "body_too_large"
 
 # This much of a refused body is read and discarded, so that a client that sends before it reads gets the refusal.
 DISCARD_BYTES_MAX: Final = DEFAULTS.body_discarded_bytes_max
+ADDRESS_SHARE: Final = 4
+"""One address may use at most 1/ADDRESS_SHARE of the pool."""
+RETRY_MS: Final = 1_000
+WAIT_S: Final = 5.0
+"""How long to wait for bytes that others hold."""
+T = TypeVar("T")
 
 
 async def read_body(scope: Scope, receive: Receive, bytes_max: int) -> bytes:
@@ -80,13 +86,6 @@ def _too_large(bytes_max: int) -> TooLarge:
     return TooLarge(BODY_TOO_LARGE, f"a request body may have at most {bytes_max} bytes")
 
 
-ADDRESS_SHARE: Final = 4
-"""One address may use at most 1/ADDRESS_SHARE of the pool."""
-RETRY_MS: Final = 1_000
-WAIT_S: Final = 5.0
-"""How long to wait for bytes that others hold."""
-
-T = TypeVar("T")
 Take = Callable[[int], None]
 """Takes this many bytes out of the pool, or refuses."""
 

@@ -30,6 +30,7 @@ CLOSE: Final[Header] = (b"connection", b"close")
 
 # For refusals without a time of their own.
 _RETRY_AFTER_MS: Final = {429: 1_000, 503: 5_000}
+MAX_AGE_S: Final = 300
 
 
 async def reply(
@@ -127,9 +128,6 @@ def refusal_headers(refusal: Refusal) -> list[Header]:
 
 def _seconds(ms: int) -> int:
     return max(1, -(-ms // 1000))
-
-
-MAX_AGE_S: Final = 300
 
 
 class Document(NamedTuple):

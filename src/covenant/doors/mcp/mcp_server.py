@@ -35,6 +35,9 @@ INSTRUCTIONS: Final = (
 log = logging.getLogger(__name__)
 
 Run = Callable[[Caller, str, Mapping[str, Any] | None, ReportProgress], Awaitable[ToolAnswer]]
+CONNECT_S: Final = 5.0
+CALL_S: Final = 24 * 3_600.0
+"""Longer than any call: the daemon decides how long a call may take."""
 
 
 def session_manager(calls: ToolCalls, *, version: str, body_bytes_max: int) -> StreamableHTTPSessionManager:
@@ -117,11 +120,6 @@ def _result(answer: ToolAnswer) -> types.CallToolResult:
         structured_content=answer.data,
         is_error=answer.failed,
     )
-
-
-CONNECT_S: Final = 5.0
-CALL_S: Final = 24 * 3_600.0
-"""Longer than any call: the daemon decides how long a call may take."""
 
 
 async def bridge(url: str, token: str, version: str) -> None:

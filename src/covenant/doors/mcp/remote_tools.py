@@ -40,6 +40,7 @@ from covenant.outbound.remote.remote_registry import RemoteRegistry
 
 ORIGIN: Final = "mcp"
 NOT_FOUND: Final = "No A2A Agent Card found"
+_CARD_FIELDS: Final = ("name", "version", "description", "url", "streaming", "skills")
 
 
 class CardOf(Protocol):
@@ -184,9 +185,6 @@ def render_answer(view: TaskView, answer: ToolAnswer) -> ToolAnswer:
         return answer
     text = answer.data["text"] or "(no text)"
     return answer._replace(text=f"Remote Agent Response (task {view.task.id}):\n{shortened(text)}")
-
-
-_CARD_FIELDS: Final = ("name", "version", "description", "url", "streaming", "skills")
 
 
 def render_card(card: RemoteCard) -> ToolAnswer:

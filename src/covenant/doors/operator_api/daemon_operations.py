@@ -15,6 +15,12 @@ from covenant.ledger.embedded.backup_file import StagedBackup
 from covenant.model.errors import Invalid, NotFound, Unavailable
 from covenant.wire.mailbox import EmptyRequest, StrictRequest, Whole
 
+TIMEOUT_MS: Final = 60_000
+TIMEOUT_MS_MAX: Final = 24 * 3_600_000
+WAIT_MS_MAX: Final = 60_000
+DRAIN: Final = "/v1/admin/drain"
+BACKUPS: Final = "/v1/admin/backups"
+
 
 class EndBackupRequest(StrictRequest, frozen=True, kw_only=True):
     backup_id: str = ""
@@ -78,13 +84,6 @@ async def end_backup(services: Services, caller: Principal, request: EndBackupRe
     if not await _backups(services).end(request.backup_id):
         raise NotFound("unknown_backup", "there is no such copy; a restart and later backups remove older ones")
     return BackupEnded(backup_id=request.backup_id)
-
-
-TIMEOUT_MS: Final = 60_000
-TIMEOUT_MS_MAX: Final = 24 * 3_600_000
-
-
-WAIT_MS_MAX: Final = 60_000
 
 
 class BeginDrainRequest(StrictRequest, frozen=True, kw_only=True):
@@ -188,8 +187,6 @@ async def list_nodes(services: Services, caller: Principal, _: EmptyRequest) -> 
     return NodeList(nodes=tuple([fill(NodeShown, node) for node in await services.ledger.nodes()]))
 
 
-DRAIN: Final = "/v1/admin/drain"
-BACKUPS: Final = "/v1/admin/backups"
 OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
     ApiOperation("POST", BACKUPS, begin_backup, "Copy the ledger as it is now into a folder of the home", status=201),
     ApiOperation("DELETE", f"{BACKUPS}/{{backup_id}}", end_backup, "Remove such a copy"),

@@ -22,6 +22,10 @@ from covenant.wire.mailbox import Whole
 from covenant.wire.peers import DelegateRequest, Named
 
 Reason = Annotated[str, msgspec.Meta(max_length=500)]
+DELEGATE: Final = "/api/v1/a2a/delegate"
+DELEGATIONS: Final = "/api/v1/a2a/delegations"
+DELEGATION: Final = "/api/v1/a2a/delegations/{delegation_id}"
+USAGE: Final = "/api/v1/a2a/usage"
 
 
 class ListDelegationsRequest(PeerQuery, frozen=True, kw_only=True):
@@ -120,12 +124,6 @@ class ProofAnswer(ApiAnswer, frozen=True, kw_only=True, rename="camel", tag="del
     result: Any
     transcript: Any
     proof: Proof | None
-
-
-DELEGATE: Final = "/api/v1/a2a/delegate"
-DELEGATIONS: Final = "/api/v1/a2a/delegations"
-DELEGATION: Final = "/api/v1/a2a/delegations/{delegation_id}"
-USAGE: Final = "/api/v1/a2a/usage"
 
 
 def _delegation(services: Services, delegation: Delegation) -> DelegationShown:

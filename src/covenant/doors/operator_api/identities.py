@@ -25,6 +25,11 @@ from covenant.model.grant import AuditReport, Grant, Identity
 from covenant.model.ids import AgentId, PublicKey
 from covenant.wire.mailbox import EmptyRequest, RecentRequest, Request, StrictRequest, Whole
 
+CAPABILITIES_LIMIT: Final = 10
+IDENTITIES_LIMIT: Final = 20
+AUDIT_LIMIT: Final = 20
+IDENTITIES_LIMIT_MAX: Final = 1_000
+
 
 class EnrollIdentityRequest(StrictRequest, frozen=True, kw_only=True):
     """`pubkey` is minted if left out; `actions` are granted, unscoped, in the same step.
@@ -206,12 +211,6 @@ class LoginCodeAnswer(ApiAnswer, frozen=True, kw_only=True, tag="login_code"):
     code: str
     url: str
     lasts_ms: int
-
-
-CAPABILITIES_LIMIT: Final = 10
-IDENTITIES_LIMIT: Final = 20
-AUDIT_LIMIT: Final = 20
-IDENTITIES_LIMIT_MAX: Final = 1_000
 
 
 async def enroll_identity(

@@ -50,6 +50,11 @@ from covenant.wire.mailbox import (
     parse_optional,
 )
 
+LIMIT: Final = 10
+LOOK_S: Final = 0.1
+"""The shortest time between two looks at the queue for one caller that waits, however much moves."""
+DIGEST_BYTES: Final = 16
+
 
 class TaskQueued(ApiAnswer, frozen=True, kw_only=True, tag="a2a_task_queued"):
     """`replayed`: a cached result answers the task. `following`: the task whose result will be this one's, too."""
@@ -132,12 +137,6 @@ class TaskCanceled(ApiAnswer, frozen=True, kw_only=True, tag="a2a_task_canceled"
     canceled: bool
     ending: Ending
     result: Result
-
-
-LIMIT: Final = 10
-LOOK_S: Final = 0.1
-"""The shortest time between two looks at the queue for one caller that waits, however much moves."""
-DIGEST_BYTES: Final = 16
 
 
 async def send_a2a_task(services: Services, caller: Principal, request: SendTask) -> TaskQueued:

@@ -42,6 +42,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
+encode: Final[Callable[[Any], bytes]] = msgspec.json.Encoder().encode
+# The tag comes first, so only the first bytes differ in the older spelling.
+_KIND: Final = b'{"kind":"a2a_'
+_LEGACY_KIND: Final = b'{"kind":"a2_a_'
+# The rest of the frame is for the fields around the page.
+PAGE_BYTES_MAX: Final = FRAME_BYTES_MAX - 64 * 1024
+R = TypeVar("R", bound=Request)
+_WHOLE: Final = "-" * UUID_LENGTH
 
 
 class ApiAnswer(msgspec.Struct, frozen=True, gc=False, kw_only=True, tag_field="kind", omit_defaults=True):
@@ -78,13 +86,6 @@ class Pong(ApiAnswer, frozen=True, kw_only=True, tag="pong"):
     pass
 
 
-encode: Final[Callable[[Any], bytes]] = msgspec.json.Encoder().encode
-
-# The tag comes first, so only the first bytes differ in the older spelling.
-_KIND: Final = b'{"kind":"a2a_'
-_LEGACY_KIND: Final = b'{"kind":"a2_a_'
-
-
 def encode_legacy(answer: ApiAnswer) -> bytes:
     """`a2_a_…` instead of `a2a_…`, for clients of the protocol's first implementation."""
     body = encode(answer)
@@ -113,10 +114,6 @@ def page_limit(requested: int | None, default: int, most: int | None = None) -> 
     return limit
 
 
-# The rest of the frame is for the fields around the page.
-PAGE_BYTES_MAX: Final = FRAME_BYTES_MAX - 64 * 1024
-
-
 def fit(items: Sequence[T], bytes_max: int = PAGE_BYTES_MAX) -> tuple[T, ...]:
     """As many of the first items as fit."""
     size = 0
@@ -129,10 +126,6 @@ def fit(items: Sequence[T], bytes_max: int = PAGE_BYTES_MAX) -> tuple[T, ...]:
 
 def size_of(items: Sequence[object]) -> int:
     return sum(len(encode(item)) + 1 for item in items)
-
-
-R = TypeVar("R", bound=Request)
-_WHOLE: Final = "-" * UUID_LENGTH
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,15 @@ Page = Annotated[int, msgspec.Meta(ge=1, le=PAGE_MAX)]
 Offset = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 PeerBound = Offset
 DayBound = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000_000)]
+ONLINE_MS = 90_000
+"""A peer that has sent a message within this time counts as online."""
+PEERS: Final = "/api/v1/a2a/peers"
+PEER: Final = "/api/v1/a2a/peers/{peer_id}"
+DISCOVER: Final = "/api/v1/a2a/discover"
+ROTATE_KEYS: Final = "/api/v1/a2a/rotate-keys"
+CAPABILITIES: Final = "/api/v1/a2a/capabilities"
+MESSAGES: Final = "/api/v1/a2a/messages"
+CONFIG: Final = "/api/v1/a2a/config"
 
 
 class PeerQuery(Request, frozen=True, kw_only=True, rename="camel"):
@@ -122,9 +131,6 @@ class ListPeerMessagesRequest(PeerQuery, frozen=True, kw_only=True):
     limit: Page = 20
     offset: Offset = 0
 
-
-ONLINE_MS = 90_000
-"""A peer that has sent a message within this time counts as online."""
 
 Presence = Literal["online", "offline", "unknown"]
 
@@ -260,15 +266,6 @@ class ConfigAnswer(ApiAnswer, frozen=True, kw_only=True, rename="camel", tag="pe
     id: InstanceId
     name: str
     config: dict[str, Any]
-
-
-PEERS: Final = "/api/v1/a2a/peers"
-PEER: Final = "/api/v1/a2a/peers/{peer_id}"
-DISCOVER: Final = "/api/v1/a2a/discover"
-ROTATE_KEYS: Final = "/api/v1/a2a/rotate-keys"
-CAPABILITIES: Final = "/api/v1/a2a/capabilities"
-MESSAGES: Final = "/api/v1/a2a/messages"
-CONFIG: Final = "/api/v1/a2a/config"
 
 
 class PeerOperations(Protocol):

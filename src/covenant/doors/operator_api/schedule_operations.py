@@ -16,6 +16,10 @@ from covenant.model.ids import TaskId
 from covenant.model.tenants import DEFAULT
 from covenant.wire.mailbox import Request, StrictRequest
 
+OF_TENANT: Final = "/v1/admin/tenants/{tenant}/schedules"
+OF_AGENT: Final = "/v1/admin/tenants/{tenant}/agents/{agent_id}/schedules"
+ONE: Final = f"{OF_AGENT}/{{schedule_id}}"
+
 
 class ListSchedulesRequest(Request, frozen=True, kw_only=True):
     """`agent_id`: of this agent alone."""
@@ -148,10 +152,6 @@ async def run_schedule(services: Services, caller: Principal, request: ScheduleR
     task_id = await _schedules(services).run_now(acting, request.agent_id, request.schedule_id)
     return fill(ScheduleRun, request, task_id=task_id)
 
-
-OF_TENANT: Final = "/v1/admin/tenants/{tenant}/schedules"
-OF_AGENT: Final = "/v1/admin/tenants/{tenant}/agents/{agent_id}/schedules"
-ONE: Final = f"{OF_AGENT}/{{schedule_id}}"
 
 OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
     ApiOperation("GET", OF_TENANT, list_schedules, "The schedules of a tenant's agents, each with its next moment"),

@@ -56,6 +56,10 @@ from covenant.wire.mailbox import (
     WrappedRepair,
 )
 
+LOG_LINES: Final = 200
+PUSH_LIMIT: Final = 20
+PUSH_LIMIT_MAX: Final = 1_000
+
 
 class Tasks(ApiAnswer, frozen=True, kw_only=True, tag="a2a_tasks"):
     """`truncated`: more was asked for than one answer may hold."""
@@ -198,9 +202,6 @@ async def retry_a2a_stale(services: Services, caller: Principal, request: RetryS
 
 async def compact_a2a(services: Services, caller: Principal, _: EmptyRequest) -> CompactedAnswer:
     return CompactedAnswer(dropped=await services.exchange.compact(caller))
-
-
-LOG_LINES: Final = 200
 
 
 class TaskLogRequest(TaskRequest, frozen=True, kw_only=True):
@@ -347,10 +348,6 @@ class PushList(ApiAnswer, frozen=True, kw_only=True, tag="a2a_pushes"):
 
 class PushRetried(ApiAnswer, frozen=True, kw_only=True, tag="a2a_push_retried"):
     push: PushShown
-
-
-PUSH_LIMIT: Final = 20
-PUSH_LIMIT_MAX: Final = 1_000
 
 
 async def a2a_pushes(services: Services, caller: Principal, request: ListPushesRequest) -> PushList:

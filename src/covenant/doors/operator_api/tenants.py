@@ -17,6 +17,10 @@ from covenant.model.ids import AgentId
 from covenant.model.tenants import DEFAULT, Tenant, TenantLimits, TenantRemoval, TenantUse
 from covenant.wire.mailbox import EmptyRequest, Request, StrictRequest
 
+TENANTS: Final = "/v1/admin/tenants"
+AGENTS: Final = "/v1/admin/tenants/{tenant}/agents"
+WAIT_MS_MAX: Final = 30_000
+
 
 class AddTenantRequest(StrictRequest, frozen=True, kw_only=True):
     """`certificate`: the name of one that stands for the tenant, instead of a token."""
@@ -188,10 +192,6 @@ class AgentRemovedAnswer(ApiAnswer, frozen=True, kw_only=True, tag="agent_remove
     agent_id: str
 
 
-TENANTS: Final = "/v1/admin/tenants"
-AGENTS: Final = "/v1/admin/tenants/{tenant}/agents"
-
-
 def _shown(services: Services, tenant: Tenant) -> TenantShown:
     return fill(TenantShown, tenant, **_beside(services, tenant))
 
@@ -229,9 +229,6 @@ def _removals(services: Services) -> TenantRemovals:
     if services.removals is None:
         raise Unavailable("no_removals", "this daemon has no home, and cannot prove that a tenant is removed")
     return services.removals
-
-
-WAIT_MS_MAX: Final = 30_000
 
 
 async def remove_tenant(services: Services, caller: Principal, request: RemoveTenantRequest) -> TenantRemovalAnswer:

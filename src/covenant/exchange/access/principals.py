@@ -27,6 +27,10 @@ WINDOW_MS: Final = 60_000
 STRANGERS_MAX: Final = 100
 """The most audit rows a window for all callers without a known token together."""
 SOURCES_MAX: Final = 10_000
+TOKEN_LENGTH_MAX: Final = 256
+CODE_MS: Final = 60_000
+CODES_MAX: Final = 64
+"""The most unexpired codes of all callers."""
 
 
 class AuditBudget:
@@ -81,9 +85,6 @@ class Principal(msgspec.Struct, frozen=True, gc=False):
     def viewer(self) -> PublicKey | None:
         """The key whose tasks are visible; None for the operator, who sees all."""
         return None if self.operator else self.agent.pubkey
-
-
-TOKEN_LENGTH_MAX: Final = 256
 
 
 class IdentityAuth:
@@ -176,11 +177,6 @@ async def require_operator(
         )
     )
     raise Forbidden("operator_required", f"{what} requires the operator's token")
-
-
-CODE_MS: Final = 60_000
-CODES_MAX: Final = 64
-"""The most unexpired codes of all callers."""
 
 
 class LoginCode(NamedTuple):

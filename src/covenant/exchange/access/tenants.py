@@ -35,6 +35,15 @@ RECOGNISED_MAX: Final = 1_024
 WHERE_TOKENS_ARE: Final = (
     "the operator's is in operator.token in the daemon's home, a tenant's was shown when it was made"
 )
+RUNNING_RETRY_MS: Final = 1_000
+"""The end of a running request is not known. This is short enough to be tried soon, long enough not to flood."""
+CONCURRENT: Final = "concurrent_request_limit"
+STREAMS: Final = "stream_limit"
+RATE: Final = "rate_limit"
+REASONS: Final = frozenset({CONCURRENT, STREAMS, RATE, LIVE_TASKS, QUEUED_BYTES})
+"""The codes of a tenant's limits; a refusal has them as its `reason`, too."""
+MESSAGE: Final = "rate limit exceeded"
+STREAMS_MESSAGE: Final = "too many streams are open; close one, or read the task instead of following it"
 
 
 class Caller(msgspec.Struct, frozen=True, gc=False):
@@ -263,18 +272,6 @@ def check_limits(limits: TenantLimits) -> TenantLimits:
         if not 0 <= getattr(limits, name) <= most:
             raise Invalid("invalid_limit", f"{name} must be between 0 and {most}; 0 for the daemon's default")
     return limits
-
-
-RUNNING_RETRY_MS: Final = 1_000
-"""The end of a running request is not known. This is short enough to be tried soon, long enough not to flood."""
-
-CONCURRENT: Final = "concurrent_request_limit"
-STREAMS: Final = "stream_limit"
-RATE: Final = "rate_limit"
-REASONS: Final = frozenset({CONCURRENT, STREAMS, RATE, LIVE_TASKS, QUEUED_BYTES})
-"""The codes of a tenant's limits; a refusal has them as its `reason`, too."""
-MESSAGE: Final = "rate limit exceeded"
-STREAMS_MESSAGE: Final = "too many streams are open; close one, or read the task instead of following it"
 
 
 class LimitSlot(msgspec.Struct, gc=False, eq=False):

@@ -49,6 +49,8 @@ _NO_NAMES: Final[tuple[str, ...]] = ()
 _PLAIN: Final = "text/plain"
 _JSON: Final = "application/json"
 _BYTES: Final = "application/octet-stream"
+UNGUESSABLE_LENGTH_MIN: Final = 32
+"""The least length of a name that a caller without a token chooses: others could guess a shorter one."""
 
 
 class IdempotencyKey(msgspec.Struct, frozen=True, gc=False):
@@ -274,10 +276,6 @@ def _covers(mode: str, media_type: str) -> bool:
 def check_size(size: int, limit: int) -> None:
     if size > limit:
         raise TooLarge("task_too_large", f"the message has {size} bytes; the limit is {limit}")
-
-
-UNGUESSABLE_LENGTH_MIN: Final = 32
-"""The least length of a name that a caller without a token chooses: others could guess a shorter one."""
 
 
 class KeyedIds:

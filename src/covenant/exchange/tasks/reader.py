@@ -34,6 +34,11 @@ KEPT_CHARACTERS_MAX: Final = 8_192
 """Only views with at most this much text are cached. Larger ones are read again."""
 WATCH_S: Final = 60.0
 """How long one wait for a task's steps takes, where the caller names no limit."""
+_ENDED: Final = tuple(state.value for state in TaskState if state.terminal)
+PEERS_IN_TREE_MAX: Final = 100
+"""The most delegations in a tree whose sub-delegations are shown: each is read from the archive."""
+PAGE: Final = 1_000
+"""Steps that are read at once."""
 
 
 class TaskReader:
@@ -232,13 +237,6 @@ async def add_earlier_usage(ledger: TaskLedger, task_id: TaskId, now: dict[str, 
         after = steps[-1].generation
     add_usage(used, now)
     return used
-
-
-_ENDED: Final = tuple(state.value for state in TaskState if state.terminal)
-PEERS_IN_TREE_MAX: Final = 100
-"""The most delegations in a tree whose sub-delegations are shown: each is read from the archive."""
-PAGE: Final = 1_000
-"""Steps that are read at once."""
 
 
 class TaskStream:

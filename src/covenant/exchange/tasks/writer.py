@@ -45,6 +45,7 @@ AGAIN_S: Final = 1.0
 """The pause between two queries to a ledger whose database is down."""
 RETRY_MS: Final = 5_000
 """When to send again: about when another daemon, or this one after a restart, is ready."""
+_encode = msgspec.json.Encoder().encode
 
 
 class DrainStatus(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -102,9 +103,6 @@ class Intake:
             drained=self._handed_back is not None,
             handed_back=self._handed_back or 0,
         )
-
-
-_encode = msgspec.json.Encoder().encode
 
 
 class WorkerSlot(Protocol):

@@ -18,6 +18,9 @@ from covenant.model.grant import AuditReport, Grant, Identity
 from covenant.model.ids import AgentId, PublicKey
 from covenant.model.tenants import Tenant
 
+LAST: Final = 2**63 - 1
+"""A place, and a time, after all others."""
+
 
 class Register(enum.Enum):
     IDENTITIES = "identities"
@@ -81,10 +84,6 @@ class IdentityLedger(Commits, Protocol):
 
     async def identities(self) -> Sequence[Identity]: ...
     async def grants(self) -> Sequence[Grant]: ...
-
-
-LAST: Final = 2**63 - 1
-"""A place, and a time, after all others."""
 
 
 class AuditRecord(msgspec.Struct, frozen=True, gc=False):

@@ -15,6 +15,9 @@ from covenant.model.task import Result, Task
 from covenant.model.task_event import Step
 from covenant.model.usage import add_usage, read_usage, usage_in
 
+READ_BYTES_MAX: Final = 8 << 20
+"""Beyond this size no further task or result is read for one answer. An answer has at least one, however large."""
+
 
 class QueueEntry(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """A task in the queue as an operator sees it. `attempt` is always set."""
@@ -79,8 +82,6 @@ class TaskScope(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 ANY: Final = TaskScope()
-READ_BYTES_MAX: Final = 8 << 20
-"""Beyond this size no further task or result is read for one answer. An answer has at least one, however large."""
 
 
 class Parties(msgspec.Struct, frozen=True, gc=False, kw_only=True):

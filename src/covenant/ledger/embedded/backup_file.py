@@ -42,6 +42,24 @@ STAGED_MAX: Final = 2
 ROOM_BYTES_MIN: Final = 256 * MIB
 INCARNATION_NAME: Final = "incarnation.json"
 ORIGINAL: Final = "original"
+MANIFEST_NAME: Final = "manifest.json"
+FORMAT: Final = 1
+MANIFEST_BYTES_MAX: Final = 256 * MIB
+FILES_MAX: Final = 1_000_000
+HOME_FILES_MAX: Final = 50_000
+HOME_FILE_BYTES_MAX: Final = 64 * MIB
+HOME_FILES: Final = (
+    "settings.toml",
+    "operator.token",
+    "mcp_servers.json",
+    "a2a_agents.json",
+    "identity",
+    "agents",
+    "memory",
+)
+"""The files of a home that a backup has besides the ledger. Folders are taken with everything in them."""
+_MEMBER: Final = re.compile(r"(?!\.\.?/)[^/\x00]{1,255}(/(?!\.\.?(/|$))[^/\x00]{1,255}){0,15}")
+_CHUNK_BYTES: Final = 1 << 20
 
 
 class Incarnation(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -153,26 +171,6 @@ def _size(path: Path) -> int:
 def _make_folder(folder: Path) -> None:
     make_owned_folder(folder.parent, exist_ok=True)
     make_owned_folder(folder)
-
-
-MANIFEST_NAME: Final = "manifest.json"
-FORMAT: Final = 1
-MANIFEST_BYTES_MAX: Final = 256 * MIB
-FILES_MAX: Final = 1_000_000
-HOME_FILES_MAX: Final = 50_000
-HOME_FILE_BYTES_MAX: Final = 64 * MIB
-HOME_FILES: Final = (
-    "settings.toml",
-    "operator.token",
-    "mcp_servers.json",
-    "a2a_agents.json",
-    "identity",
-    "agents",
-    "memory",
-)
-"""The files of a home that a backup has besides the ledger. Folders are taken with everything in them."""
-_MEMBER: Final = re.compile(r"(?!\.\.?/)[^/\x00]{1,255}(/(?!\.\.?(/|$))[^/\x00]{1,255}){0,15}")
-_CHUNK_BYTES: Final = 1 << 20
 
 
 class BadBackup(CovenantError):

@@ -61,6 +61,16 @@ CLOCK_NAME: Final = "clock.json"
 """The steps of the wall clock that a process saw, for the next one. A backup does not have it."""
 NICE: Final = 10
 """Compaction yields to requests: nobody waits for it."""
+SEEN: Final = "seen.bin"
+RESTORING_NAME: Final = "restoring"
+"""A folder in a home whose restore has not finished."""
+SEEN_PAGE: Final = 1_000
+SEALED_SEGMENTS_BEFORE_COMPACTION: Final = 4
+COMPACTION_CATCH_UP_S: Final = 60.0
+NODE: Final = "local"
+CATCH_UP_S: Final = 600.0
+PATIENCE_S: Final = 10.0
+"""How long an archive that cannot be written delays a start."""
 
 
 class Compacted(msgspec.Struct, frozen=True, gc=False):
@@ -140,14 +150,6 @@ def main(arguments: list[str]) -> int:
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
-
-
-SEEN: Final = "seen.bin"
-RESTORING_NAME: Final = "restoring"
-"""A folder in a home whose restore has not finished."""
-SEEN_PAGE: Final = 1_000
-SEALED_SEGMENTS_BEFORE_COMPACTION: Final = 4
-COMPACTION_CATCH_UP_S: Final = 60.0
 
 
 class CompactionFailed(Unavailable):
@@ -306,12 +308,6 @@ class MemoryStorage:
         await self.journal.close()
         await self.archive.close()
         await self.history.close()
-
-
-NODE: Final = "local"
-CATCH_UP_S: Final = 600.0
-PATIENCE_S: Final = 10.0
-"""How long an archive that cannot be written delays a start."""
 
 
 async def open_ledger(

@@ -27,6 +27,11 @@ Lane = OrderedDict[TaskId, int]
 
 
 NOTHING_AWAITED: Final = -(1 << 62)
+_NOTHING: Final = Account()
+WAITING_BYTES_MAX: Final = 32 << 20
+"""The most bytes of large bodies in memory that wait for the archive."""
+UNREADABLE_MAX: Final = 8
+"""After this many unreadable bodies, a command reads no more: it goes on with the tasks in memory."""
 
 
 class PriorityLane:
@@ -138,9 +143,6 @@ class FifoQueues:
         return len(self._lanes.get(owner, ()))
 
 
-_NOTHING: Final = Account()
-
-
 class Accounts:
     def __init__(self) -> None:
         self._accounts: dict[str, Account] = {}
@@ -230,12 +232,6 @@ class ResultCache:
             found.append(key)
             size -= its_size
         return found
-
-
-WAITING_BYTES_MAX: Final = 32 << 20
-"""The most bytes of large bodies in memory that wait for the archive."""
-UNREADABLE_MAX: Final = 8
-"""After this many unreadable bodies, a command reads no more: it goes on with the tasks in memory."""
 
 
 class BodyNeeded(Exception):

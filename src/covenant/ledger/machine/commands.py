@@ -22,6 +22,9 @@ from covenant.model.task_event import MessageUpdate, Signal, StatusUpdate, TurnU
 
 A = TypeVar("A")
 Key = tuple[str, ...]
+AUDIT: Final[Key] = ("audit",)
+"""The head of the audit chain: a key of every command that writes an audit row."""
+GONE: Final = "the caller left before it got the answer"
 
 
 class Access(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -49,10 +52,6 @@ class Command(msgspec.Struct, Generic[A], frozen=True, gc=False, kw_only=True):
 
     def undo(self, answer: A, /) -> GiveBack | None:
         """The command that gives back the answer's leases or results if the caller is cancelled before it gets them."""
-
-
-AUDIT: Final[Key] = ("audit",)
-"""The head of the audit chain: a key of every command that writes an audit row."""
 
 
 def _access_keys(*accesses: Access | None) -> tuple[Key, ...]:
@@ -364,9 +363,6 @@ class Returned(msgspec.Struct, frozen=True, gc=False):
 
     leases: int = 0
     results: int = 0
-
-
-GONE: Final = "the caller left before it got the answer"
 
 
 class GiveBack(Command[Returned], frozen=True, gc=False, kw_only=True):

@@ -38,6 +38,7 @@ RequestKey = tuple[str, PublicKey, str]
 """Verb (take or drain), caller and request id."""
 
 _NOTHING: Final = Remembered(())
+MAY_GO_FIRST: Final = frozenset({ResultReturned, LeaseReleased})
 
 
 class Sharing(enum.Enum):
@@ -61,9 +62,6 @@ _SHARING: Final[dict[type[TaskEvent], Sharing]] = {
 
 def sharing(event: TaskEvent) -> Sharing | None:
     return _SHARING.get(type(event))
-
-
-MAY_GO_FIRST: Final = frozenset({ResultReturned, LeaseReleased})
 
 
 def goes_first(event: TaskEvent) -> bool:

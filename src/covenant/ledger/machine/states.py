@@ -9,6 +9,15 @@ from __future__ import annotations
 import enum
 from typing import Final
 
+OUTCOME_FILTERS: Final[dict[str, str]] = {
+    "completed": "completed",
+    "failed": "failed",
+    "canceled": "canceled",
+    "cancelled": "canceled",
+    "rejected": "rejected",
+}
+"""The same for outcomes. A filter by state accepts them as well."""
+
 
 class State(enum.StrEnum):
     QUEUED = "queued"
@@ -93,11 +102,3 @@ QUERY_STATES: Final[dict[str, State]] = {"done" if state is DRAINED else state.w
 """The names of states in a query. `done`: the task has ended, and no result is left to drain."""
 STATE_FILTERS: Final[dict[str, State]] = {**QUERY_STATES, DRAINED.wire_name: DRAINED, DRAINED.value: DRAINED}
 """Every name of a state that the filters of HTTP, IPC, the library and the command line accept."""
-OUTCOME_FILTERS: Final[dict[str, str]] = {
-    "completed": "completed",
-    "failed": "failed",
-    "canceled": "canceled",
-    "cancelled": "canceled",
-    "rejected": "rejected",
-}
-"""The same for outcomes. A filter by state accepts them as well."""

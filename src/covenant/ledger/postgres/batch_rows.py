@@ -24,14 +24,16 @@ from covenant.ledger.postgres.sql import statement
 from covenant.ledger.postgres.stored_task import BIGINT_MAX, Slot, column, encode_head, encode_rest
 
 _encode: Final = msgspec.json.Encoder().encode
+_IDS: Final = ("id_task_ids", "id_nos")
+_HELD: Final = ("held_nos", "held_ns")
+COUNTED_LEVEL: Final = 13
+"""From this level of the schema on, a batch counts in one row."""
 
 
 def _columns_of(prefix: str, names: str) -> tuple[str, ...]:
     return tuple(f"{prefix}_{name}" for name in names.split())
 
 
-_IDS: Final = ("id_task_ids", "id_nos")
-_HELD: Final = ("held_nos", "held_ns")
 LIVE: Final = _columns_of(
     "l",
     """no task_id n state a2a_state sender recipient lessee tenant agent_id context_id origin parent
@@ -54,9 +56,6 @@ _EVENTS: Final = _columns_of("e", "no n generation ts_ms kind body")
 _QUEUE: Final = _columns_of("q", "recipient place no")
 _RESULTS: Final = _columns_of("r", "sender place no")
 _AUDIT: Final = _columns_of("a", "idx place ts_ms issuer chain_hash row")
-
-COUNTED_LEVEL: Final = 13
-"""From this level of the schema on, a batch counts in one row."""
 
 
 def live_row(entry: Entry, slot: Slot) -> tuple[Any, ...]:

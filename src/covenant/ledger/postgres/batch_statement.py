@@ -49,6 +49,26 @@ _OF_BATCH: Final = frozenset(statement("write", "batch").names) | {
 _TEXTS_OF_BATCH: Final = ("audit_hash", "boot", "chain", "topics")
 SEPARATORS: Final = ("\x1f", "\x1e")
 """The separator of an array's texts, and the mark of null. No JSON contains them."""
+_ARRAY: Final = re.compile(r"(?<![:\w]):([a-z]\w*)::(\w+)\[\]")
+_LISTED: Final = re.compile(r"\bunnest\(([^()]*)\)")
+_LISTS: Final = ("new_events", "new_audit", "new_counts", "counted", "added_counts")
+"""The parts that may have several rows even if only one task changes."""
+_ALL_OR_NOTHING: Final = ("/* gated */ EXISTS (SELECT FROM ok)", "1 / (SELECT count(*) FROM ok) = 1")
+_ONE: Final = (
+    (r"\bunnest\(([^()]*)\)", r"(SELECT \1)"),
+    (r"\bANY\(", "("),
+    (r"\(SELECT count\(\*\) FROM held\) = cardinality\([^()]*\)", "EXISTS (SELECT FROM held)"),
+)
+BY_NUMBER_MAX: Final = 256
+"""The most rows that are read by their number. PostgreSQL finds a text in an array by walking over those before it."""
+_LONG: Final = ("e_no", "a_idx", "l_no", "m_no")
+"""The first columns of the arrays that one command can make long."""
+_ALIKE: Final = "__alike"
+"""The end of the name of the value that all rows have in a column."""
+_OWN: Final = frozenset({"no", "task_id", "place", "head", "rest", "body"})
+"""Columns in which no two rows are alike."""
+EVENTS_MAX: Final = 4
+"""The most events of one task that are given as values: each number of them is a statement of its own."""
 
 
 class Written(msgspec.Struct, frozen=True):
@@ -108,27 +128,6 @@ class BatchStatement:
 
 
 Encoder = tuple[str, Callable[..., Any] | None]
-
-_ARRAY: Final = re.compile(r"(?<![:\w]):([a-z]\w*)::(\w+)\[\]")
-_LISTED: Final = re.compile(r"\bunnest\(([^()]*)\)")
-_LISTS: Final = ("new_events", "new_audit", "new_counts", "counted", "added_counts")
-"""The parts that may have several rows even if only one task changes."""
-_ALL_OR_NOTHING: Final = ("/* gated */ EXISTS (SELECT FROM ok)", "1 / (SELECT count(*) FROM ok) = 1")
-_ONE: Final = (
-    (r"\bunnest\(([^()]*)\)", r"(SELECT \1)"),
-    (r"\bANY\(", "("),
-    (r"\(SELECT count\(\*\) FROM held\) = cardinality\([^()]*\)", "EXISTS (SELECT FROM held)"),
-)
-BY_NUMBER_MAX: Final = 256
-"""The most rows that are read by their number. PostgreSQL finds a text in an array by walking over those before it."""
-_LONG: Final = ("e_no", "a_idx", "l_no", "m_no")
-"""The first columns of the arrays that one command can make long."""
-_ALIKE: Final = "__alike"
-"""The end of the name of the value that all rows have in a column."""
-_OWN: Final = frozenset({"no", "task_id", "place", "head", "rest", "body"})
-"""Columns in which no two rows are alike."""
-EVENTS_MAX: Final = 4
-"""The most events of one task that are given as values: each number of them is a statement of its own."""
 
 
 def _of_many(found: re.Match[str]) -> str:

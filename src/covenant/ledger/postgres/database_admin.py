@@ -36,6 +36,8 @@ _STANDBY_FIX: Final = (
     "start the standby, or take it out of synchronous_standby_names and reload the database's settings"
 )
 _LEVEL: Final = "SELECT coalesce(max(level), 0)::integer FROM ledger_level"
+CHAIN: Final = "(console)"
+"""The audit chain of operations on the database without a daemon. No daemon can have this name (`daemon.node`)."""
 
 
 async def _connect(dsn: str) -> asyncpg.Connection[Any]:
@@ -53,10 +55,6 @@ async def migrate_database(dsn: str) -> tuple[int, int]:
             await connection.close()
     except (*UNAVAILABLE, asyncpg.PostgresError, ValueError) as error:
         raise unusable(error) from error
-
-
-CHAIN: Final = "(console)"
-"""The audit chain of operations on the database without a daemon. No daemon can have this name (`daemon.node`)."""
 
 
 async def mark_restored(dsn: str, by: AgentId, now_ms: int, row_id: str) -> int:

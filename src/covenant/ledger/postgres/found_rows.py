@@ -77,6 +77,10 @@ _IN_CONTEXT: Final = {
     ),
 }
 """The tasks of a context. An ended task whose context is called like itself is found by its id."""
+_NO_FILTER: Final = TaskQuery()
+_PAGED_BY: Final = frozenset({"order", "ascending", "limit", "after", "count"})
+_UNCOUNTED: Final = frozenset(TaskQuery.__struct_fields__) - {"agent", "tenant", "within", "states"} - _PAGED_BY
+_LANES: Final = {State.DRAINED: ("failed", "done")}
 
 
 def walks_in_context(kept: str, context: str | None) -> tuple[str, ...]:
@@ -100,9 +104,6 @@ async def find_tasks(connections: Connections, query: TaskQuery, totals: Totals)
 
 
 Totals = Callable[[], Awaitable[Sequence[tuple[str, int]]]]
-_NO_FILTER: Final = TaskQuery()
-_PAGED_BY: Final = frozenset({"order", "ascending", "limit", "after", "count"})
-_UNCOUNTED: Final = frozenset(TaskQuery.__struct_fields__) - {"agent", "tenant", "within", "states"} - _PAGED_BY
 
 
 def running_total(totals: Iterable[tuple[str, int]], query: TaskQuery) -> int:
@@ -114,9 +115,6 @@ def running_total(totals: Iterable[tuple[str, int]], query: TaskQuery) -> int:
         if word in words and all(wanted in (None, given) for wanted, given in asked):
             total += count
     return total
-
-
-_LANES: Final = {State.DRAINED: ("failed", "done")}
 
 
 class Search:

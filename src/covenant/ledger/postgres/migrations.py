@@ -37,6 +37,8 @@ CREATE TABLE ledger_level (
     only_one boolean PRIMARY KEY DEFAULT true CHECK (only_one), level integer NOT NULL
 )
 """
+_CALLED: Final = re.compile(r"\b(readable)\(")
+"""A function of the levels: a session's temporary one is found only by its qualified name."""
 
 
 class WrongSchema(CovenantError):
@@ -123,10 +125,6 @@ async def check_tasks(connection: asyncpg.Connection[Any]) -> None:
     """Raises WrongSchema if open tasks are gone."""
     if (lost := await find_lost_tasks(connection)) is not None:
         raise WrongSchema(f"{lost}; {LOST_TASKS_FIX}")
-
-
-_CALLED: Final = re.compile(r"\b(readable)\(")
-"""A function of the levels: a session's temporary one is found only by its qualified name."""
 
 
 class _Schema(NamedTuple):

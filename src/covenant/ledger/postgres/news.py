@@ -35,6 +35,9 @@ CHANNEL: Final = "covenant_news"
 KEPT_S: Final = 120.0
 NOTHING: Final = "{}"
 """The news of a batch that the gate refused."""
+AFTER_ALL: Final = 1 << 62
+BEFORE_ALL: Final = -AFTER_ALL
+_encode: Final = msgspec.json.Encoder().encode
 
 
 class Steps(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -72,10 +75,6 @@ class Topics(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """When the first wait that began in the batch is over."""
 
 
-AFTER_ALL: Final = 1 << 62
-BEFORE_ALL: Final = -AFTER_ALL
-
-_encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder(Topics).decode
 
 

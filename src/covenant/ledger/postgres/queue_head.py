@@ -15,6 +15,12 @@ PLACE_BITS: Final = 20
 """The lower bits of a place number the tasks of a batch. The upper bits number the batches."""
 _PRIORITY_BITS: Final = 16
 """Two tasks of different priorities never share a place: a batch has fewer than 65,536 of them."""
+LAG_S: Final = 1.0
+"""Within this time, batches that others began before a place was seen to be first are committed, except stragglers."""
+LOOK_S: Final = 1.0
+LINES_MAX: Final = 20_000
+LOWEST: Final = -(1 << 62)
+"""Below every place: those of priorities may be below 0."""
 
 
 def queue_place(place: int, priority: int) -> int:
@@ -115,14 +121,6 @@ class BatchPlaces:
 
     def __len__(self) -> int:
         return len(self._left)
-
-
-LAG_S: Final = 1.0
-"""Within this time, batches that others began before a place was seen to be first are committed, except stragglers."""
-LOOK_S: Final = 1.0
-LINES_MAX: Final = 20_000
-LOWEST: Final = -(1 << 62)
-"""Below every place: those of priorities may be below 0."""
 
 
 class _Floor:

@@ -42,6 +42,10 @@ NOT_KEPT: Final = frozenset({LeaseRenewed, LeaseInterrupted, TaskPromoted, Resul
 _ESCAPED: Final = re.compile("\x01[\x01\x02]?")
 
 Row = Mapping[str, Any]
+_encode: Final = msgspec.json.Encoder().encode
+_head: Final = msgspec.json.Decoder(Task).decode
+_event: Final = msgspec.json.Decoder(AnyTaskEvent).decode
+_TAGS: Final[dict[type, str]] = {each: str(each.__struct_config__.tag) for each in get_args(AnyTaskEvent)}
 
 
 def column(text: str) -> str:
@@ -145,10 +149,7 @@ class StoredEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, omit_d
     signals_bytes: int = 0
 
 
-_encode: Final = msgspec.json.Encoder().encode
 _rest: Final = msgspec.json.Decoder(StoredEntry).decode
-_head: Final = msgspec.json.Decoder(Task).decode
-_event: Final = msgspec.json.Decoder(AnyTaskEvent).decode
 
 
 class _Result(msgspec.Struct, frozen=True, gc=False):
@@ -299,9 +300,6 @@ class Returned(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="res
 
 
 _returned: Final = msgspec.json.Decoder(Returned).decode
-
-
-_TAGS: Final[dict[type, str]] = {each: str(each.__struct_config__.tag) for each in get_args(AnyTaskEvent)}
 
 
 def is_task_event(event: AnyEvent) -> TypeGuard[AnyTaskEvent]:

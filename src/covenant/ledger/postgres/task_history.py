@@ -83,6 +83,38 @@ _FILTERS: Final = {
 }
 _STATES: Final = {state.wire_name: state.value for state in State}
 REMOTE: Final = "covenant.remote"
+_LISTED_STATES: Final = (
+    "submitted",
+    "working",
+    "input-required",
+    "auth-required",
+    "completed",
+    "failed",
+    "canceled",
+    "rejected",
+    "",
+)
+_OUTCOMES: Final[dict[type[TaskEvent], str]] = {
+    TaskLeased: "leased",
+    LeaseReleased: "released",
+    TaskRequeued: "requeued",
+    TaskParked: "parked",
+    TaskSuspended: "suspended",
+    TaskResumed: "resumed",
+    TaskContinued: "continued",
+    TurnEnded: "continued",
+}
+_KINDS: Final = {
+    "task_sent": "submitted",
+    "task_followed": "submitted",
+    "task_leased": "working",
+    "task_parked": "parked",
+    "task_continued": "continued",
+    "message_kept": "continued",
+    "turn_ended": "message",
+    "task_settled": "settled",
+    "task_closed": "settled",
+}
 
 
 class History:
@@ -255,19 +287,6 @@ class History:
         )
 
 
-_LISTED_STATES: Final = (
-    "submitted",
-    "working",
-    "input-required",
-    "auth-required",
-    "completed",
-    "failed",
-    "canceled",
-    "rejected",
-    "",
-)
-
-
 def listing_statements(query: ListQuery) -> tuple[Statement, Statement, dict[str, Any]]:
     """The statement of a page, that of the number of all its tasks, and their values."""
     updated_at_ms, no = _place(query.after)
@@ -355,18 +374,6 @@ def _task_row(row: Row) -> TaskRow:
     )
 
 
-_OUTCOMES: Final[dict[type[TaskEvent], str]] = {
-    TaskLeased: "leased",
-    LeaseReleased: "released",
-    TaskRequeued: "requeued",
-    TaskParked: "parked",
-    TaskSuspended: "suspended",
-    TaskResumed: "resumed",
-    TaskContinued: "continued",
-    TurnEnded: "continued",
-}
-
-
 def _leases(rows: Sequence[Row]) -> tuple[LeaseRecord, ...]:
     """The leases of a task, each with its outcome, which follows from the next event."""
     leases: list[LeaseRecord] = []
@@ -397,19 +404,6 @@ def _leases(rows: Sequence[Row]) -> tuple[LeaseRecord, ...]:
         elif outcome == "continued":
             turn += 1
     return tuple(leases[-LEASES_SHOWN_MAX:])
-
-
-_KINDS: Final = {
-    "task_sent": "submitted",
-    "task_followed": "submitted",
-    "task_leased": "working",
-    "task_parked": "parked",
-    "task_continued": "continued",
-    "message_kept": "continued",
-    "turn_ended": "message",
-    "task_settled": "settled",
-    "task_closed": "settled",
-}
 
 
 def _update(row: Row) -> UpdateRecord:

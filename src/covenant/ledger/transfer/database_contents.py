@@ -56,15 +56,6 @@ LEFT: Final = frozenset(
 """Tables that are derived from others, describe the daemons' runs, or are encrypted for one database. They are made
 again.
 """
-
-
-def _decoder(kind: Any) -> Callable[[str], Any]:
-    return msgspec.json.Decoder(kind).decode
-
-
-_push, _delegation, _outbox_message = _decoder(Push), _decoder(Delegation), _decoder(OutboxMessage)
-_message, _cache_key, _cached, _given = map(_decoder, (LoggedMessage, CacheKey, Cached, Remembered))
-
 _REGISTERS: Final[dict[str, Callable[[LedgerState, Any], None]]] = {
     IDENTITY: lambda state, body: state.put_identity(body),
     GRANT: lambda state, body: state.put_grant(body),
@@ -75,6 +66,14 @@ _REGISTERS: Final[dict[str, Callable[[LedgerState, Any], None]]] = {
     RESIDENT: lambda *_: None,  # each daemon announces its own
     SECRET: lambda *_: None,  # the home has its own
 }
+
+
+def _decoder(kind: Any) -> Callable[[str], Any]:
+    return msgspec.json.Decoder(kind).decode
+
+
+_push, _delegation, _outbox_message = _decoder(Push), _decoder(Delegation), _decoder(OutboxMessage)
+_message, _cache_key, _cached, _given = map(_decoder, (LoggedMessage, CacheKey, Cached, Remembered))
 
 
 class DatabaseContents(Contents):

@@ -36,6 +36,17 @@ ID_TAIL: Final = 8
 """A peer without a name is called by this many of the last characters of its id."""
 
 PeerSource = Literal["operator", "setting"]
+PEER: Final = "peer"
+"""The origin of tasks that a peer has delegated to us."""
+TERMS: Final = "covenant.peer"
+"""Key in such a task's request metadata: the agreed terms (`budget`, `depth_remaining`) and the peer (`peer`)."""
+ARTIFACT: Final = "covenant.artifact"
+"""Key in the metadata of a result's part: the provider's artifact that the part belongs to (`id`, `name`)."""
+PROOF: Final = "covenant.proof"
+"""Key in the metadata of an update of the requester's task: the result's whole proof, which can be checked offline."""
+BUDGET_EXCEEDED: Final = "budget_exceeded"
+BUDGET: Final = "covenant.budget"
+"""Key in the request metadata of a task that was delegated to a local agent: its share of its parent's tokens."""
 
 
 class PeerLimits(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
@@ -249,21 +260,6 @@ def move(role: DelegationRole, before: DelegationState | None, happening: str) -
         state = "unknown" if before is None else before.value
         raise Conflict("illegal_move", f"{happening} cannot happen to a delegation that is {state}")
     return after
-
-
-PEER: Final = "peer"
-"""The origin of tasks that a peer has delegated to us."""
-TERMS: Final = "covenant.peer"
-"""Key in such a task's request metadata: the agreed terms (`budget`, `depth_remaining`) and the peer (`peer`)."""
-ARTIFACT: Final = "covenant.artifact"
-"""Key in the metadata of a result's part: the provider's artifact that the part belongs to (`id`, `name`)."""
-PROOF: Final = "covenant.proof"
-"""Key in the metadata of an update of the requester's task: the result's whole proof, which can be checked offline."""
-BUDGET_EXCEEDED: Final = "budget_exceeded"
-
-
-BUDGET: Final = "covenant.budget"
-"""Key in the request metadata of a task that was delegated to a local agent: its share of its parent's tokens."""
 
 
 def budget_of(task: Task) -> int | None:

@@ -27,6 +27,14 @@ _OF_A_PROFILE: Final = frozenset({"busy", "rate_limited", "budget_too_low"})
 """Codes of rejects that are sent only if the profile exists; with any other code its name is not trusted."""
 
 UsageKey = tuple[int, DelegationRole, InstanceId, str]
+COUNTED: Final = ("offers", "accepted", "rejected", "completed", "failed", "cancelled", "timeout", "tokens")
+_ENDS: Final[dict[DelegationState, str]] = {
+    REJECTED: "rejected",
+    COMPLETED: "completed",
+    FAILED: "failed",
+    CANCELLED: "cancelled",
+    TIMEOUT: "timeout",
+}
 
 
 class PeerUsage(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
@@ -54,16 +62,6 @@ class PeerUsage(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaul
     def plus(self, other: PeerUsage) -> PeerUsage:
         sums = {name: getattr(self, name) + getattr(other, name) for name in COUNTED}
         return msgspec.structs.replace(self, **sums)
-
-
-COUNTED: Final = ("offers", "accepted", "rejected", "completed", "failed", "cancelled", "timeout", "tokens")
-_ENDS: Final[dict[DelegationState, str]] = {
-    REJECTED: "rejected",
-    COMPLETED: "completed",
-    FAILED: "failed",
-    CANCELLED: "cancelled",
-    TIMEOUT: "timeout",
-}
 
 
 def day_of(at_ms: int) -> int:

@@ -33,6 +33,18 @@ IDLE_MS: Final = 60_000
 T = TypeVar("T")
 Numbered = tuple[str | None, RemoteEvent]
 """An event, and its number in the stream."""
+_REST: Final = {
+    (dialect.version.value, operation): (method, prefix + path)
+    for prefix, dialect in (("", V1), ("v1/", PROTO_V03))
+    for operation, method, path in (
+        (dialect.client.send, "POST", "message:send"),
+        (dialect.client.stream, "POST", "message:stream"),
+        (dialect.client.get, "GET", "tasks/{}"),
+        (dialect.client.cancel, "POST", "tasks/{}:cancel"),
+        (dialect.client.subscribe, "GET", "tasks/{}:subscribe"),
+    )
+}
+"""By version and operation: the method, and the path below the agent's address."""
 
 
 class Request(NamedTuple):
@@ -79,20 +91,6 @@ class A2ATransport(ABC):
     def _stream(
         self, request: Request, headers: Mapping[str, str]
     ) -> AbstractAsyncContextManager[AsyncIterator[Numbered]]: ...
-
-
-_REST: Final = {
-    (dialect.version.value, operation): (method, prefix + path)
-    for prefix, dialect in (("", V1), ("v1/", PROTO_V03))
-    for operation, method, path in (
-        (dialect.client.send, "POST", "message:send"),
-        (dialect.client.stream, "POST", "message:stream"),
-        (dialect.client.get, "GET", "tasks/{}"),
-        (dialect.client.cancel, "POST", "tasks/{}:cancel"),
-        (dialect.client.subscribe, "GET", "tasks/{}:subscribe"),
-    )
-}
-"""By version and operation: the method, and the path below the agent's address."""
 
 
 class HttpTransport(A2ATransport):

@@ -32,6 +32,18 @@ WELL_KNOWN: Final = "/.well-known/agent-card.json"
 BESIDE: Final = "/agent-card.json"
 ABSENT: Final = frozenset({400, 404, 405, 410, 501})
 _ASKING: Final = {"accept": "application/json", "a2a-version": "1.0"}
+RANK: Final = {
+    (JSONRPC, "1.0"): 0,
+    (HTTP_JSON, "1.0"): 1,
+    (JSONRPC, "0.3"): 2,
+    (HTTP_JSON, "0.3"): 3,
+    (GRPC, "1.0"): 4,
+    (GRPC, "0.3"): 5,
+}
+_OTHER: Final = {"1.0": "0.3", "0.3": "1.0"}
+CARD_S: Final = 300.0
+FAILURE_S: Final = 30.0
+CARDS_MAX: Final = 1_000
 
 
 def card_urls(url: str) -> tuple[str, ...]:
@@ -167,17 +179,6 @@ async def _keys(fetcher: Fetcher, url: str) -> dict[str, Any]:
     return {"keys": [key for key in listed if isinstance(key, dict)] if isinstance(listed, list) else []}
 
 
-RANK: Final = {
-    (JSONRPC, "1.0"): 0,
-    (HTTP_JSON, "1.0"): 1,
-    (JSONRPC, "0.3"): 2,
-    (HTTP_JSON, "0.3"): 3,
-    (GRPC, "1.0"): 4,
-    (GRPC, "0.3"): 5,
-}
-_OTHER: Final = {"1.0": "0.3", "0.3": "1.0"}
-
-
 def choose_interfaces(card: RemoteCard | None, url: str, at_home: Callable[[str], bool]) -> tuple[RemoteInterface, ...]:
     """The interfaces to try, the best first. `url` is what the caller named: the address, where no card has another.
 
@@ -203,11 +204,6 @@ def choose_interfaces(card: RemoteCard | None, url: str, at_home: Callable[[str]
             tried.append(RemoteInterface(url=interface.url, binding=JSONRPC, version=other))
             spoken.add((interface.url, other))
     return tuple(tried)
-
-
-CARD_S: Final = 300.0
-FAILURE_S: Final = 30.0
-CARDS_MAX: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)

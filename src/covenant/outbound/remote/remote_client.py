@@ -38,6 +38,8 @@ from covenant.wire.call_headers import call_context_headers, call_context_metada
 
 TIMEOUT_S: Final = 300.0
 KEY_HEADER: Final = "idempotency-key"
+FIRST_S: Final = 5.0
+"""How long a caller that leaves waits for the first event, to learn which task to stop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,10 +188,6 @@ class Remote:
                 raise RemoteError(f"{interface.url} speaks gRPC alone: install the extra `grpc`") from error
             return GrpcTransport(interface, self._fetcher, self._credentials, self.card)
         return HttpTransport(interface, self._fetcher, self._credentials, self.card)
-
-
-FIRST_S: Final = 5.0
-"""How long a caller that leaves waits for the first event, to learn which task to stop."""
 
 
 class RemoteStream:

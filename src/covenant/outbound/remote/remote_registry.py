@@ -30,6 +30,13 @@ from covenant.wire.json_input import decode
 
 FILE: Final = "a2a_agents.json"
 FILE_BYTES_MAX: Final = 1024 * 1024
+# A card may name the header of its API key, but not one that means something else to us.
+TAKEN: Final = frozenset(
+    """
+    accept a2a-extensions a2a-version content-type cookie covenant-chain covenant-deadline-ms covenant-depth
+    idempotency-key last-event-id traceparent tracestate user-agent
+    """.split()
+)
 
 
 class RemoteEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -186,15 +193,6 @@ class RemoteRegistry:
 
 def _unknown(name: str) -> NotFound:
     return NotFound("unknown_remote", f"there is no remote agent {name[:100]!r} here")
-
-
-# A card may name the header of its API key, but not one that means something else to us.
-TAKEN: Final = frozenset(
-    """
-    accept a2a-extensions a2a-version content-type cookie covenant-chain covenant-deadline-ms covenant-depth
-    idempotency-key last-event-id traceparent tracestate user-agent
-    """.split()
-)
 
 
 class Credentials:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 
 replace = msgspec.structs.replace
+_TOKENS: Final = {"x-arbiter.input_tokens": "input_tokens", "x-arbiter.output_tokens": "output_tokens"}
 
 
 class RemoteTaskView:
@@ -188,8 +189,6 @@ def _spoken(content: Sequence[Content]) -> tuple[Content, ...]:
 
 
 Sendable = str | Content | Sequence[Content]
-
-_TOKENS: Final = {"x-arbiter.input_tokens": "input_tokens", "x-arbiter.output_tokens": "output_tokens"}
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):

@@ -65,6 +65,18 @@ BELIEVED_MS_MAX: Final = 3_600_000
 KEYS_EVERY_MS: Final = 60_000
 PROFILES_BYTES_MAX: Final = 64 * 1024
 """How many bytes of a peer's profiles are kept. They are written again with each change of the peer's record."""
+TIMEOUT_S: Final = 15.0
+FAILURE_MS: Final = 5_000
+"""How long a peer that did not answer is not asked again, unless fresh capabilities are needed."""
+STRANGER_MS: Final = 2_000
+"""How long we believe that a peer has not verified us: this changes soon when two instances have just met."""
+HANDED_MS: Final = 10_000
+"""How long a peer that polls has to answer before it is handed the same question again."""
+FETCHED_S: Final = 30.0
+LOOK_AGAIN_S: Final = 0.5
+ASKED_MAX: Final = 5
+"""How often a peer is asked if another daemon of this instance asks at the same time: only the last question counts."""
+CLOCKS: Final = frozenset({"from_future", "stale"})
 
 
 def answer(
@@ -113,20 +125,6 @@ def learned(response: CapabilityResponse, now_ms: int) -> PeerCapabilities:
     fields["profiles"] = tuple(each for each, size in room if size <= PROFILES_BYTES_MAX)
     fields["expires_at_ms"] = min(response.expires_at_ms, now_ms + BELIEVED_MS_MAX)
     return PeerCapabilities(**fields)
-
-
-TIMEOUT_S: Final = 15.0
-FAILURE_MS: Final = 5_000
-"""How long a peer that did not answer is not asked again, unless fresh capabilities are needed."""
-STRANGER_MS: Final = 2_000
-"""How long we believe that a peer has not verified us: this changes soon when two instances have just met."""
-HANDED_MS: Final = 10_000
-"""How long a peer that polls has to answer before it is handed the same question again."""
-FETCHED_S: Final = 30.0
-LOOK_AGAIN_S: Final = 0.5
-ASKED_MAX: Final = 5
-"""How often a peer is asked if another daemon of this instance asks at the same time: only the last question counts."""
-CLOCKS: Final = frozenset({"from_future", "stale"})
 
 
 class Handshake(PeerService):

@@ -54,6 +54,12 @@ PATH_CHARS_MAX: Final = 200
 _NAME = re.compile(r"[A-Za-z0-9_.\-]+").fullmatch
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.\-]+")
 _PATH = re.compile(r"(?:/[A-Za-z0-9_~-][A-Za-z0-9_.~-]*)*").fullmatch
+IDENTITY_CHANGED: Final = "identity_changed"
+UNVERIFIED_KEYS: Final = "unverified_keys"
+NOT_RELAYED: Final = "not_relayed"
+CODE_CHARS_MAX: Final = 64
+HYBRID_KEPT_MAX: Final = 4_096
+log = logging.getLogger(__name__)
 
 
 class PeerEntry(NamedTuple):
@@ -108,15 +114,6 @@ def read_peer_entry(text: str) -> PeerEntry:
     if given.startswith("frd1_"):
         return PeerEntry(None, parse_instance_id(given), name)
     return PeerEntry(read_peer_url(given), None, name)
-
-
-IDENTITY_CHANGED: Final = "identity_changed"
-UNVERIFIED_KEYS: Final = "unverified_keys"
-NOT_RELAYED: Final = "not_relayed"
-CODE_CHARS_MAX: Final = 64
-HYBRID_KEPT_MAX: Final = 4_096
-
-log = logging.getLogger(__name__)
 
 
 class PeerDirectory(PeerService):

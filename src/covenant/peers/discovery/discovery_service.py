@@ -43,6 +43,10 @@ from covenant.seal.identity import bundle_holds, fingerprint
 from covenant.wire.peers import IDENTITY_PATH, Introduction, decode_introduction
 
 TOTAL_MS: Final = 5_000
+log = logging.getLogger(__name__)
+SCAN_S: Final = 5.0
+SCAN_S_MAX: Final = 30.0
+AT_ONCE_MAX: Final = 8
 
 
 class IdentityNotShown(CovenantError):
@@ -80,12 +84,6 @@ async def ask_identity(fetcher: Fetcher, root: str, now_ms: int) -> Introduction
         raise IdentityNotShown("the keys that it showed do not hold", None, CandidateConflict.UNVERIFIED_KEYS)
     return shown
 
-
-log = logging.getLogger(__name__)
-
-SCAN_S: Final = 5.0
-SCAN_S_MAX: Final = 30.0
-AT_ONCE_MAX: Final = 8
 
 Known = Callable[[], Mapping[InstanceId, str | None]]
 

@@ -41,6 +41,13 @@ VERSION_MAX: Final = 1_000_000
 _FINGERPRINT: Final = re.compile(r"[0-9a-f]{16}")
 _PATH: Final = re.compile(r"/[A-Za-z0-9._~/%-]*")
 _VERSION: Final = re.compile(r"[1-9][0-9]{0,6}")
+SERVICE: Final = "_friday-a2a._tcp"
+INSTANCES_MAX: Final = 50
+PLACES_MAX: Final = 8
+AT_ONCE_MAX: Final = 8
+PATIENCE_S: Final = 3.0
+UDP_BYTES: Final = 1_232
+"""The size of a UDP answer that passes every network; a larger answer comes by TCP."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,15 +154,6 @@ _KEYS: Final[tuple[tuple[str, str, Callable[[str], bool], str], ...]] = (
     ("path", CARD_PATH, lambda text: len(text) <= PATH_CHARS_MAX and bool(_PATH.fullmatch(text)), "path is no path"),
     ("tls", "0", lambda text: text in {"0", "1"}, "tls is neither 0 nor 1"),
 )
-
-
-SERVICE: Final = "_friday-a2a._tcp"
-INSTANCES_MAX: Final = 50
-PLACES_MAX: Final = 8
-AT_ONCE_MAX: Final = 8
-PATIENCE_S: Final = 3.0
-UDP_BYTES: Final = 1_232
-"""The size of a UDP answer that passes every network; a larger answer comes by TCP."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

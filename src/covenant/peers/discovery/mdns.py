@@ -28,6 +28,22 @@ if TYPE_CHECKING:
     from zeroconf import ServiceStateChange, Zeroconf
     from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
 
+log = logging.getLogger(__name__)
+SERVICE_TYPE: Final = "_friday-a2a._tcp.local."
+HEARD_MAX: Final = 1_000
+"""How many service names are followed at once."""
+ASKERS: Final = 8
+READ_MS: Final = 3_000
+ADDRESSES_MAX: Final = 16
+CLOSE_S: Final = 3.0
+LOOK_AGAIN_S: Final = 60.0
+"""How often known services are asked again, and how often this machine's addresses are compared."""
+RETRIES: Final = Backoff(2.0, longest=60.0)
+SETTLE_S: Final = 1.5
+"""RFC 6762, 10.2: a replaced record is still valid for a second."""
+LABEL_BYTES_MAX: Final = 63
+WILDCARDS: Final = frozenset({"", "0.0.0.0", "::", "*"})  # noqa: S104  (read from settings, never listened on here)
+
 
 def addresses_of(interfaces: Sequence[str]) -> list[Address]:
     """The addresses of the named interfaces, or of all but the loopback if none is named. Asks the system."""
@@ -43,24 +59,6 @@ def addresses_of(interfaces: Sequence[str]) -> list[Address]:
         else:
             found |= {each for each in addresses if str(each) in interfaces}
     return sorted(found, key=lambda each: (each.version, each.packed))
-
-
-log = logging.getLogger(__name__)
-
-SERVICE_TYPE: Final = "_friday-a2a._tcp.local."
-HEARD_MAX: Final = 1_000
-"""How many service names are followed at once."""
-ASKERS: Final = 8
-READ_MS: Final = 3_000
-ADDRESSES_MAX: Final = 16
-CLOSE_S: Final = 3.0
-LOOK_AGAIN_S: Final = 60.0
-"""How often known services are asked again, and how often this machine's addresses are compared."""
-RETRIES: Final = Backoff(2.0, longest=60.0)
-SETTLE_S: Final = 1.5
-"""RFC 6762, 10.2: a replaced record is still valid for a second."""
-LABEL_BYTES_MAX: Final = 63
-WILDCARDS: Final = frozenset({"", "0.0.0.0", "::", "*"})  # noqa: S104  (read from settings, never listened on here)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

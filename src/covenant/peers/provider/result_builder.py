@@ -60,6 +60,21 @@ TOOLS: Final = frozenset({"tool_call", "sub_agent_response"})
 Role = Literal["user", "assistant", "tool"]
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
+INPUT_REQUIRED: Final = "input_required"
+LEFT_OUT: Final = "result_too_large"
+TEXT_CHARS_MAX: Final = 2_000_000
+"""The text of a result that is too large is cut to this length, which fits in any script."""
+SPARE_BYTES: Final = 16 * 1024
+"""Room for the proof, and for the note that says what was left out."""
+_STATUS: Final[dict[str, DelegationStatus]] = {
+    "submitted": "pending",
+    "completed": "completed",
+    "failed": "failed",
+    "rejected": "failed",
+    "canceled": "cancelled",
+}
+_IS_INSTANCE: Final = re.compile(r"frd1_[a-z2-7]{40}").fullmatch
+_MARKABLE: Final = (Text, Json, Resource, ResourceLink)
 
 
 @dataclass(slots=True)
@@ -166,22 +181,6 @@ def _part(part: Content) -> str:
     ).decode()
 
 
-INPUT_REQUIRED: Final = "input_required"
-LEFT_OUT: Final = "result_too_large"
-TEXT_CHARS_MAX: Final = 2_000_000
-"""The text of a result that is too large is cut to this length, which fits in any script."""
-SPARE_BYTES: Final = 16 * 1024
-"""Room for the proof, and for the note that says what was left out."""
-
-_STATUS: Final[dict[str, DelegationStatus]] = {
-    "submitted": "pending",
-    "completed": "completed",
-    "failed": "failed",
-    "rejected": "failed",
-    "canceled": "cancelled",
-}
-_IS_INSTANCE: Final = re.compile(r"frd1_[a-z2-7]{40}").fullmatch
-_MARKABLE: Final = (Text, Json, Resource, ResourceLink)
 replace = msgspec.structs.replace
 
 

@@ -72,6 +72,11 @@ ATTACHED: Final = "see what is attached"
 
 _replace = msgspec.structs.replace
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}").fullmatch
+TERMS_EXCEEDED: Final = "terms_exceeded"
+PROOF_BROKEN: Final = "proof_broken"
+LIGHT_BYTES: Final = 32 * 1024
+"""A proof over more bytes than this is checked in a thread."""
+log = logging.getLogger(__name__)
 
 
 class OfferBuilder(PeerService):
@@ -208,14 +213,6 @@ def _worded(offer: DelegationOffer, parts: tuple[Content, ...], context: str | N
             f"{PARTS_MAX} parts",
         )
     return _replace(offer, task=words or ATTACHED, context=context or None, parts=more)
-
-
-TERMS_EXCEEDED: Final = "terms_exceeded"
-PROOF_BROKEN: Final = "proof_broken"
-LIGHT_BYTES: Final = 32 * 1024
-"""A proof over more bytes than this is checked in a thread."""
-
-log = logging.getLogger(__name__)
 
 
 class Breach(NamedTuple):

@@ -54,6 +54,16 @@ from covenant.wire import peers as wire
 log = logging.getLogger(__name__)
 
 REASON_CHARS_MAX: Final = 300
+LARGE_BYTES: Final = 64 * 1024
+"""A larger envelope is checked and opened in a thread."""
+LARGE_AT_ONCE: Final = 4
+TRUSTED_FACTOR: Final = 10
+STRANGERS_PER_MIN: Final = 12
+"""How many unknown senders we look up at our relay in a minute."""
+OFFER: Final = "delegation_offer"
+CANCEL: Final = "delegation_cancel"
+T = TypeVar("T")
+M = TypeVar("M")
 
 
 class RefusalAudit(PeerService):
@@ -98,20 +108,7 @@ class IncomingMessage(NamedTuple):
     message: DelegationMessage
 
 
-LARGE_BYTES: Final = 64 * 1024
-"""A larger envelope is checked and opened in a thread."""
-LARGE_AT_ONCE: Final = 4
-TRUSTED_FACTOR: Final = 10
-STRANGERS_PER_MIN: Final = 12
-"""How many unknown senders we look up at our relay in a minute."""
-
-OFFER: Final = "delegation_offer"
-CANCEL: Final = "delegation_cancel"
-
 Message = DelegationMessage | wire.DeliveryAcks
-
-T = TypeVar("T")
-M = TypeVar("M")
 
 
 class DelegationHandler(Protocol):

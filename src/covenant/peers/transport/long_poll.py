@@ -50,6 +50,8 @@ ENVELOPE_EXTRA: Final = 4_096
 ASIDE_MIN: Final = 8
 """This many envelopes or more are sealed in a thread."""
 ASIDE_BYTES: Final = 64 * 1024
+log = logging.getLogger(__name__)
+EVERYBODY: Final = "*"
 
 
 class _PollMessage(NamedTuple):
@@ -209,10 +211,6 @@ def acknowledged(peer: InstanceId, acks: Sequence[wire.Ack]) -> tuple[OutboxMove
         through[key] = max(ack.seq, through.get(key, 0))
     return tuple(OutboxMove(delegation=key, seq=seq, delivered=True) for key, seq in through.items())
 
-
-log = logging.getLogger(__name__)
-
-EVERYBODY: Final = "*"
 
 Acks = dict[tuple[DelegationRole, str], int]
 

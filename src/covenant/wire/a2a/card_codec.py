@@ -29,6 +29,41 @@ from covenant.wire.json_input import decode
 
 PROTOCOL_VERSION: Final = "1.0"
 """The version in both forms. 0.3 clients accept any text here."""
+_PROTO_V03: Final = (
+    "protocolVersion",
+    "name",
+    "description",
+    "url",
+    "preferredTransport",
+    "additionalInterfaces",
+    "provider",
+    "version",
+    "documentationUrl",
+    "defaultInputModes",
+    "defaultOutputModes",
+    "skills",
+    "supportsAuthenticatedExtendedCard",
+)
+_ABILITIES_V03: Final = ("streaming", "pushNotifications", "extensions")
+_SAME: Final = tuple(name for name in AgentCard.__struct_fields__ if name not in {"capabilities", "security_schemes"})
+INTERFACES_MAX: Final = 32
+SKILLS_MAX: Final = 1_000
+_any: Final = msgspec.json.Decoder()
+# Members that A2A 1.0 knows. A combined card has others besides.
+_CARD: Final = frozenset(
+    """
+    name description supportedInterfaces provider version documentationUrl capabilities securitySchemes
+    securityRequirements defaultInputModes defaultOutputModes skills signatures iconUrl
+    """.split()
+)
+_CAPABILITIES: Final = frozenset("streaming pushNotifications extensions extendedAgentCard".split())
+_SCHEMES: Final = (
+    "apiKeySecurityScheme",
+    "httpAuthSecurityScheme",
+    "oauth2SecurityScheme",
+    "openIdConnectSecurityScheme",
+    "mtlsSecurityScheme",
+)
 
 
 class CombinedCapabilities(Capabilities, frozen=True, kw_only=True):
@@ -77,24 +112,6 @@ def encode_proto_card_v03(card: AgentCard) -> bytes:
     return msgspec.json.encode(proto)
 
 
-_PROTO_V03: Final = (
-    "protocolVersion",
-    "name",
-    "description",
-    "url",
-    "preferredTransport",
-    "additionalInterfaces",
-    "provider",
-    "version",
-    "documentationUrl",
-    "defaultInputModes",
-    "defaultOutputModes",
-    "skills",
-    "supportsAuthenticatedExtendedCard",
-)
-_ABILITIES_V03: Final = ("streaming", "pushNotifications", "extensions")
-
-
 def card_fields(card: AgentCard) -> dict[str, Any]:
     """The form of A2A 1.0 as plain values: the signed form, which is also nested in other answers."""
     fields: dict[str, Any] = msgspec.json.decode(encode_card(card))
@@ -129,33 +146,9 @@ def wants_clean(version: str | None) -> bool:
     return version is not None and (version == PROTOCOL_VERSION or version.startswith(f"{PROTOCOL_VERSION}."))
 
 
-_SAME: Final = tuple(name for name in AgentCard.__struct_fields__ if name not in {"capabilities", "security_schemes"})
-
-
 def _combined_scheme(scheme: SecurityScheme) -> CombinedScheme:
     auth = scheme.http_auth_security_scheme
     return CombinedScheme(type="http", scheme=auth.scheme, http_auth_security_scheme=auth)
-
-
-INTERFACES_MAX: Final = 32
-SKILLS_MAX: Final = 1_000
-
-_any: Final = msgspec.json.Decoder()
-# Members that A2A 1.0 knows. A combined card has others besides.
-_CARD: Final = frozenset(
-    """
-    name description supportedInterfaces provider version documentationUrl capabilities securitySchemes
-    securityRequirements defaultInputModes defaultOutputModes skills signatures iconUrl
-    """.split()
-)
-_CAPABILITIES: Final = frozenset("streaming pushNotifications extensions extendedAgentCard".split())
-_SCHEMES: Final = (
-    "apiKeySecurityScheme",
-    "httpAuthSecurityScheme",
-    "oauth2SecurityScheme",
-    "openIdConnectSecurityScheme",
-    "mtlsSecurityScheme",
-)
 
 
 class BadCard(Invalid):

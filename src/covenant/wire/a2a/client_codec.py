@@ -32,6 +32,8 @@ from covenant.wire.a2a.protojson import ParamsReader
 from covenant.wire.a2a.request_decoder import STATES_PROTO_V03, STATES_V03, STATES_V1
 from covenant.wire.jsonrpc import BadResponse
 
+_encode = msgspec.json.Encoder().encode
+
 
 class _Answer(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """The base of a server's answer and of its parts."""
@@ -155,9 +157,6 @@ class _ReplyV03(_Answer, frozen=True):
     append: bool | None = None
     last_chunk: bool | None = None
     final: bool | None = None
-
-
-_encode = msgspec.json.Encoder().encode
 
 
 def _given(fields: dict[str, Any]) -> dict[str, Any]:

@@ -38,6 +38,28 @@ RULES: Final = {
 FINDINGS_MAX: Final = 100
 """The most findings for one answer."""
 NESTING_MAX: Final = 100
+_MEMBERS: Final = {
+    "task": "Task",
+    "message": "Message",
+    "statusUpdate": "TaskStatusUpdateEvent",
+    "artifactUpdate": "TaskArtifactUpdateEvent",
+}
+_KINDS: Final = {
+    "task": "Task",
+    "message": "Message",
+    "status-update": "TaskStatusUpdateEvent",
+    "artifact-update": "TaskArtifactUpdateEvent",
+}
+_CONTENTS: Final = {V1: ("text", "raw", "url", "data"), PROTO_V03: ("text", "file", "data")}
+"""Members of which a part has exactly one. In the JSON of 0.3 the part's `kind` names it."""
+_TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", re.ASCII)
+_STOPPED: Final = frozenset(state for state in TaskState if state.terminal or state.waits)
+BINDINGS: Final = {"jsonrpc": JSONRPC, "rest": HTTP_JSON, "grpc": GRPC}
+"""Bindings by their names in the operator API."""
+GRPC_TYPE: Final = "application/grpc"
+"""Over gRPC the answer is a frame without a body, and each message after it is a frame."""
+CALL_ID: Final = 1
+"""The id of the client's JSON-RPC requests: each is alone on its connection."""
 
 
 class BrokenRule(NamedTuple):
@@ -103,27 +125,11 @@ _PROTO_V03: Final = {
         Message="messageId! role:role! content:Part!* contextId taskId",
     ),
 }
-_MEMBERS: Final = {
-    "task": "Task",
-    "message": "Message",
-    "statusUpdate": "TaskStatusUpdateEvent",
-    "artifactUpdate": "TaskArtifactUpdateEvent",
-}
-_KINDS: Final = {
-    "task": "Task",
-    "message": "Message",
-    "status-update": "TaskStatusUpdateEvent",
-    "artifact-update": "TaskArtifactUpdateEvent",
-}
 FORMS: Final = {
     V1: Form(V1, _V1, _MEMBERS),
     V03: Form(V03, _V03, _KINDS, by_kind=True),
     PROTO_V03: Form(PROTO_V03, _PROTO_V03, _MEMBERS),
 }
-_CONTENTS: Final = {V1: ("text", "raw", "url", "data"), PROTO_V03: ("text", "file", "data")}
-"""Members of which a part has exactly one. In the JSON of 0.3 the part's `kind` names it."""
-
-_TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", re.ASCII)
 
 
 def parse_object(data: bytes) -> dict[str, Any] | None:
@@ -267,9 +273,6 @@ def check_media_type(content_type: str, *, stream: bool) -> Iterator[BrokenRule]
         yield BrokenRule("http.content_type", f"the answer is {kind or 'without a media type'}, and not JSON")
 
 
-_STOPPED: Final = frozenset(state for state in TaskState if state.terminal or state.waits)
-
-
 class StreamCheck:
     """Checks the order of a stream's events."""
 
@@ -349,15 +352,8 @@ def check_card(card: dict[str, Any]) -> tuple[BrokenRule, ...]:
     return tuple(found[:FINDINGS_MAX])
 
 
-BINDINGS: Final = {"jsonrpc": JSONRPC, "rest": HTTP_JSON, "grpc": GRPC}
-"""Bindings by their names in the operator API."""
-
 Phase = Literal["card", "keys", "call"]
 """The part of the call that a frame belongs to: the look-up of the card, of the keys that signed it, or the request."""
-GRPC_TYPE: Final = "application/grpc"
-"""Over gRPC the answer is a frame without a body, and each message after it is a frame."""
-CALL_ID: Final = 1
-"""The id of the client's JSON-RPC requests: each is alone on its connection."""
 _NO_JSON: Final = BrokenRule("json", "the answer is no JSON object")
 
 

@@ -30,6 +30,23 @@ DOMAIN: Final = "a2a-protocol.org"
 PARSE_ERROR: Final = -32700
 
 _TYPE: Final = "type.googleapis.com/google.rpc."
+_PRECONDITION: Final = "FAILED_PRECONDITION"
+_encode = msgspec.json.Encoder().encode
+_NAMES_V03: Final = {
+    -32001: "TaskNotFoundError",
+    -32002: "TaskNotCancelableError",
+    -32003: "PushNotificationNotSupportedError",
+    -32004: "UnsupportedOperationError",
+    -32005: "ContentTypeNotSupportedError",
+    -32006: "InvalidAgentResponseError",
+    -32007: "ExtendedAgentCardNotConfiguredError",
+    -32008: "ExtensionSupportRequiredError",
+    -32009: "VersionNotSupportedError",
+    -32600: "InvalidRequestError",
+    -32601: "MethodNotFoundError",
+    -32602: "InvalidParamsError",
+    PARSE_ERROR: "JSONParseError",
+}
 
 
 class Version(enum.StrEnum):
@@ -54,7 +71,6 @@ def _fault(code: int, http: int, grpc: str, reason: str, *, v03: int | None = No
     return ErrorCode(code, code if v03 is None else v03, http, grpc, reason)
 
 
-_PRECONDITION: Final = "FAILED_PRECONDITION"
 TASK_NOT_FOUND: Final = _fault(-32001, 404, "NOT_FOUND", "TASK_NOT_FOUND")
 UNSUPPORTED_OPERATION: Final = _fault(-32004, 400, _PRECONDITION, "UNSUPPORTED_OPERATION")
 INVALID_PARAMS: Final = _fault(-32602, 400, "INVALID_ARGUMENT", "INVALID_PARAMS")
@@ -143,32 +159,12 @@ def details(error: BaseException) -> list[dict[str, Any]]:
     return found
 
 
-_encode = msgspec.json.Encoder().encode
-
-
 def rest_error(error: BaseException, version: Version = Version.V1) -> tuple[int, bytes]:
     """The HTTP status and the body, a `google.rpc.Status` as JSON. Clients of 0.3 also get `type` and `message`."""
     fault = error_code_of(error)
     status = {"code": fault.http, "status": fault.grpc, "message": message_of(error), "details": details(error)}
     older = {} if version is Version.V1 else {"type": name_v03(error), "message": message_of(error)}
     return fault.http, _encode({"error": status, **older})
-
-
-_NAMES_V03: Final = {
-    -32001: "TaskNotFoundError",
-    -32002: "TaskNotCancelableError",
-    -32003: "PushNotificationNotSupportedError",
-    -32004: "UnsupportedOperationError",
-    -32005: "ContentTypeNotSupportedError",
-    -32006: "InvalidAgentResponseError",
-    -32007: "ExtendedAgentCardNotConfiguredError",
-    -32008: "ExtensionSupportRequiredError",
-    -32009: "VersionNotSupportedError",
-    -32600: "InvalidRequestError",
-    -32601: "MethodNotFoundError",
-    -32602: "InvalidParamsError",
-    PARSE_ERROR: "JSONParseError",
-}
 
 
 def name_v03(error: BaseException) -> str:

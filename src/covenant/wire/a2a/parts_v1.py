@@ -39,6 +39,7 @@ ROLES: Final[dict[str | int, str | None]] = {
 MCP: Final = "covenant.mcp"
 """The key in a part's metadata for the fields of `McpFields`."""
 ROLE_NAMES: Final = {"user": "ROLE_USER", "agent": "ROLE_AGENT"}
+_BY_MEDIA: Final[dict[str, type[Image | Audio]]] = {"image": Image, "audio": Audio}
 
 
 class McpFields(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
@@ -52,9 +53,6 @@ class McpFields(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbi
     """`_meta` of the resource in a `resource` block."""
     uri: str | None = None
     """The URI of the resource in a `resource` block."""
-
-
-_BY_MEDIA: Final[dict[str, type[Image | Audio]]] = {"image": Image, "audio": Audio}
 
 
 class PartV1(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):

@@ -29,6 +29,8 @@ _UNDERSCORE, _BACKSLASH = b"_\\"
 _snake = re.compile(rb"_[a-z]").search
 _WRONG: Final = re.compile(r"(?P<what>.*?)(?: - at `(?P<where>[^`]*)`)?", re.DOTALL)
 _any = msgspec.json.Decoder()
+_integer = re.compile(r"-?[0-9]{1,20}").fullmatch
+_URL_SAFE: Final = str.maketrans("-_", "+/")
 
 
 class ParamsReader:
@@ -131,9 +133,6 @@ def int_value(value: Number | None, field: str, *, low: int = 0, high: int = INT
     return number
 
 
-_integer = re.compile(r"-?[0-9]{1,20}").fullmatch
-
-
 def _plain(text: str) -> str:
     if _integer(text) is None:
         raise ValueError(text)
@@ -149,9 +148,6 @@ def enum_value(value: str | int | None, names: Mapping[str | int, E], field: str
     except KeyError:
         known = ", ".join(name for name in names if isinstance(name, str))
         raise InvalidParams(field, f"{str(value)[:60]!r} is not one of {known}") from None
-
-
-_URL_SAFE: Final = str.maketrans("-_", "+/")
 
 
 def standard_base64(text: str, field: str) -> str:

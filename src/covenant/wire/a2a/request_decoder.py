@@ -56,6 +56,7 @@ ONLY_PUSH_V03: Final = "default"
 _MS_MAX: Final = 2**53
 _BOOLEANS: Final = {"true": True, "false": False}
 _encode = msgspec.json.Encoder().encode
+_task_name = re.compile(r"tasks/([^/]+)(?:/pushNotificationConfigs(?:/([^/]+))?)?").fullmatch
 
 
 class _Params(msgspec.Struct, frozen=True, gc=False, rename="camel"):
@@ -193,9 +194,6 @@ class _NamedProtoV03(_Params, frozen=True):
     def push_notification_config_id(self) -> str | None:
         found = _task_name(self.name or "")
         return found[2] if found is not None else None
-
-
-_task_name = re.compile(r"tasks/([^/]+)(?:/pushNotificationConfigs(?:/([^/]+))?)?").fullmatch
 
 
 class _ConfigProtoV03(_Params, frozen=True):

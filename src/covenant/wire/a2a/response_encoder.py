@@ -47,6 +47,9 @@ WireMessage = MessageV1 | MessageV03 | MessageProtoV03
 Kind = str | msgspec.UnsetType
 Flag = bool | msgspec.UnsetType
 _Parts = Sequence[PartV1 | PartV03 | PartProtoV03]
+_OK: Final = ResultStatus.OK
+_PARTIAL: Final = ResultStatus.PARTIAL
+"""Read through their class, these would take fifty times as long: the class of an enum has a hook for that."""
 
 
 def agent_of(task: Task) -> str:
@@ -346,11 +349,6 @@ def _status_change(task: Task, generation: int, what: _StatusStep) -> _StatusCha
             return _StatusChange(TaskState.WORKING, metadata={STEP_MARK: name})
         case Ended(ending, result):
             return _StatusChange(TaskState(ending.value), final_message(result, ending), result=result)
-
-
-_OK: Final = ResultStatus.OK
-_PARTIAL: Final = ResultStatus.PARTIAL
-"""Read through their class, these would take fifty times as long: the class of an enum has a hook for that."""
 
 
 def _is_partial(result: Result | None) -> bool:

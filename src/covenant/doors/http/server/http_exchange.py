@@ -37,6 +37,12 @@ _PHRASES: Final = {status.value: status.phrase.encode() for status in HTTPStatus
 STATUS_LINES: Final = MappingProxyType(
     {status: b"HTTP/1.1 %d %b\r\n" % (status, _PHRASES.get(status, b"")) for status in range(100, 600)}
 )
+_GOODBYE: Final = comment("the daemon is stopping; accepted tasks are kept: resume with Last-Event-ID")
+_LAST_CHUNKS: Final = b"%x\r\n%b\r\n0\r\n\r\n" % (len(_GOODBYE), _GOODBYE)
+_CLOSE: Final = b"connection: close\r\n"
+STREAMS: Final = ("/v1/", "/ui/feed")
+"""Under these paths, an answer without a length is a stream of events that can be resumed."""
+log = logging.getLogger(__name__)
 
 
 class ResponseHeadCache:
@@ -89,15 +95,6 @@ class ResponseHeadCache:
             self._lines.clear()
         self._lines[header] = written
         return written
-
-
-_GOODBYE: Final = comment("the daemon is stopping; accepted tasks are kept: resume with Last-Event-ID")
-_LAST_CHUNKS: Final = b"%x\r\n%b\r\n0\r\n\r\n" % (len(_GOODBYE), _GOODBYE)
-_CLOSE: Final = b"connection: close\r\n"
-STREAMS: Final = ("/v1/", "/ui/feed")
-"""Under these paths, an answer without a length is a stream of events that can be resumed."""
-
-log = logging.getLogger(__name__)
 
 
 class Door(Protocol):

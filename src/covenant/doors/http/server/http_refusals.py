@@ -14,6 +14,7 @@ RETRY_MS: Final = 1_000
 
 RefusalForm = Callable[[str, Refusal], tuple[tuple[Header, ...], bytes]]
 """Makes the headers and body of a refusal, in the form of the door at a path."""
+JSON: Final[Header] = (b"content-type", b"application/json")
 
 
 class HttpRefusal(Refusal):
@@ -81,6 +82,3 @@ def internal() -> Refusal:
 def plain_form(_: str, refusal: Refusal) -> tuple[tuple[Header, ...], bytes]:
     """The form for a request whose path is not known, or for a server without doors."""
     return (JSON,), msgspec.json.encode({"error": refusal.message, "code": refusal.code})
-
-
-JSON: Final[Header] = (b"content-type", b"application/json")

@@ -55,6 +55,14 @@ INTEGER_MAX: Final = 2**63 - 1
 """The largest number that a column of SQLite holds."""
 
 PLACES_IN_RECORD: Final = 1 << 20
+LIVE_MAX: Final = 4_096
+"""The most rows that are kept in memory; the oldest are dropped first."""
+_task_rows: Final = msgspec.json.Decoder(tuple[TaskRowUpdate, ...]).decode
+_pairs: Final = msgspec.json.Decoder(tuple[tuple[str, int | None], ...]).decode
+REJECTS_MAX: Final = 10_000
+REJECTED_BYTES_MAX: Final = 64 << 20
+ERROR_CHARS_MAX: Final = 500
+_encode: Final = msgspec.json.Encoder().encode
 
 
 class Contradiction(CovenantError):
@@ -198,13 +206,6 @@ def _count(counts: dict[CountedBy, int], row: TaskRowUpdate, before: tuple[str, 
             counts[*whose, *before] = counts.get((*whose, *before), 0) - 1
 
 
-LIVE_MAX: Final = 4_096
-"""The most rows that are kept in memory; the oldest are dropped first."""
-
-_task_rows: Final = msgspec.json.Decoder(tuple[TaskRowUpdate, ...]).decode
-_pairs: Final = msgspec.json.Decoder(tuple[tuple[str, int | None], ...]).decode
-
-
 class Live:
     """Archived rows of unfinished tasks: the next change is most often among them.
 
@@ -339,10 +340,6 @@ def _meta(rows: Rows, last_seq: int) -> list[Row]:
     return meta
 
 
-REJECTS_MAX: Final = 10_000
-REJECTED_BYTES_MAX: Final = 64 << 20
-ERROR_CHARS_MAX: Final = 500
-
 _FAULTS_OF_A_RECORD: Final = (
     Contradiction,
     msgspec.MsgspecError,
@@ -372,7 +369,6 @@ class _RejectedLine(msgspec.Struct, frozen=True, gc=False):
 
 
 _decode_rejected: Final = msgspec.json.Decoder(_RejectedLine).decode
-_encode: Final = msgspec.json.Encoder().encode
 
 
 def is_fault_of_record(error: Exception) -> bool:

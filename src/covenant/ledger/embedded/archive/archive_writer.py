@@ -33,6 +33,10 @@ from covenant.model.errors import CovenantError
 
 BATCH_BYTES: Final = 1 << 20
 CLOSE_S_MAX: Final = 10.0
+# Callers that wait for an answer go first: with a writer of the same rank, on two cores with 64 connections, every
+# second request was interrupted.
+NICE: Final = 10
+_encode: Final = msgspec.json.Encoder().encode
 
 
 class ArchiveSource(Protocol):
@@ -106,11 +110,6 @@ class LocalWriter:
         self._source.release()
 
 
-# Callers that wait for an answer go first: with a writer of the same rank, on two cores with 64 connections, every
-# second request was interrupted.
-NICE: Final = 10
-
-
 class SegmentedSource(Protocol):
     """A source that is a folder of segments; `Journal` is one."""
 
@@ -148,7 +147,6 @@ class WriterAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     error: str | None = None
 
 
-_encode: Final = msgspec.json.Encoder().encode
 _question: Final = msgspec.json.Decoder(WriterQuestion).decode
 _answer: Final = msgspec.json.Decoder(WriterAnswer).decode
 

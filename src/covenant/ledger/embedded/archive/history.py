@@ -59,6 +59,59 @@ from covenant.model.task_event import (
 )
 
 PAGE_ROWS: Final = 1_000
+T = TypeVar("T")
+READERS: Final = 2
+BUSY_S: Final = 10.0
+LEASES_SHOWN_MAX: Final = 1_000
+TREE_DEPTH_MAX: Final = 64
+TREE_NODES_MAX: Final = 10_000
+TREE_BYTES_MAX: Final = 64 << 20
+# A role is the column that is compared with the viewer; each has its own index.
+_ANYONE: Final = ("true",)
+_ROLES: Final = ("recipient_pubkey = :viewer", "sender_pubkey = :viewer", "leased_to_pubkey = :viewer")
+_LOST: Final = "iif(interrupted OR (boot IS NOT NULL AND node = :node AND boot <> :boot), 0, 1)"
+_STATES: Final = (
+    {"state": LEASED, "rank": _LOST, "key": "touched_at_ms", "order": "rank, key, task_no"},
+    {"state": QUEUED, "rank": "2", "key": "place", "order": "place"},
+    {"state": PARKED, "rank": "3", "key": "place", "order": "place"},
+    {"state": FOLLOWING, "rank": "3", "key": "place", "order": "place"},
+)
+READ: Final = {"bytes_max": READ_BYTES_MAX}
+AUDIT_RECENT: Final = {
+    False: statement("audit_recent").format(issuer="true"),
+    True: statement("audit_recent").format(issuer="issuer = :issuer"),
+}
+OF_TENANT: Final = {
+    simple: statement("of_tenant").format(filters=f"origin = '{SIMPLE}'" if simple else "true")
+    for simple in (False, True)
+}
+SHOW: Final = statement("show")
+TASK: Final = statement("task")
+LOOKUP: Final = statement("lookup")
+LOOKUP_WHOLE: Final = statement("lookup_whole")
+PARTIES: Final = statement("parties")
+STEPS: Final = statement("steps")
+TREE: Final = statement("tree")
+LANE_COUNTS: Final = statement("lane_counts")
+KEPT_BYTES: Final = "SELECT json_group_object(tenant_id, bytes) FROM stored_sizes"
+FINISHED: Final = statement("finished")
+AGED_OUT: Final = statement("aged_out")
+AUDIT_BEFORE: Final = statement("audit_before")
+AUDIT_PAGE: Final = statement("audit_page")
+AUDIT_MARKS: Final = statement("audit_marks")
+_PAGE: Final = statement("listing")
+_COUNT: Final = statement("listing_count")
+_COUNTED: Final = statement("task_counts")
+_NUMBERS: Final = statement("context_numbers")
+_FILTERS: Final = {
+    "sender": "sender_pubkey = :sender",
+    "state": "state = :state",
+    "moved_since_ms": "updated_at >= :moved_since_ms",
+}
+_END: Final = (1 << 63) - 1
+PAGE_BYTES_MAX: Final = 2 * 1024 * 1024
+"""Beyond this size no further task is put on a page. A page has at least one, however large."""
+_token = re.compile(r"([0-9a-f]{1,15})-([0-9a-f]{1,16})").fullmatch
 
 
 class AuditMarks(msgspec.Struct, frozen=True, gc=False):
@@ -67,16 +120,6 @@ class AuditMarks(msgspec.Struct, frozen=True, gc=False):
     anchor: AuditHead
     verified: AuditHead
     first: int
-
-
-T = TypeVar("T")
-
-READERS: Final = 2
-BUSY_S: Final = 10.0
-LEASES_SHOWN_MAX: Final = 1_000
-TREE_DEPTH_MAX: Final = 64
-TREE_NODES_MAX: Final = 10_000
-TREE_BYTES_MAX: Final = 64 << 20
 
 
 def _decode(kind: type[T]) -> Callable[[bytes], T]:
@@ -101,18 +144,6 @@ _marks: Final = _decode(AuditMarks)
 _stored_rows: Final = _decode(tuple[StoredRow, ...])
 
 
-# A role is the column that is compared with the viewer; each has its own index.
-_ANYONE: Final = ("true",)
-_ROLES: Final = ("recipient_pubkey = :viewer", "sender_pubkey = :viewer", "leased_to_pubkey = :viewer")
-_LOST: Final = "iif(interrupted OR (boot IS NOT NULL AND node = :node AND boot <> :boot), 0, 1)"
-_STATES: Final = (
-    {"state": LEASED, "rank": _LOST, "key": "touched_at_ms", "order": "rank, key, task_no"},
-    {"state": QUEUED, "rank": "2", "key": "place", "order": "place"},
-    {"state": PARKED, "rank": "3", "key": "place", "order": "place"},
-    {"state": FOLLOWING, "rank": "3", "key": "place", "order": "place"},
-)
-
-
 def _queue_sql(roles: Sequence[str]) -> str:
     part = statement("queue_part")
     parts = [part.format(role=role, **state) for state in _STATES for role in roles]
@@ -129,7 +160,6 @@ def _sender(roles: Sequence[str]) -> str:
     return "true" if roles is _ANYONE else "sender_pubkey = :viewer"
 
 
-READ: Final = {"bytes_max": READ_BYTES_MAX}
 QUEUE: Final = {False: _queue_sql(_ANYONE), True: _queue_sql(_ROLES)}
 """Statements by whether there is a viewer, as are the following ones."""
 RECENT_TASKS: Final = {False: _recent_tasks_sql(_ANYONE), True: _recent_tasks_sql(_ROLES)}
@@ -137,28 +167,6 @@ RECENT_RESULTS: Final = {
     viewed: statement("recent_results").format(sender=_sender(roles))
     for viewed, roles in ((False, _ANYONE), (True, _ROLES))
 }
-AUDIT_RECENT: Final = {
-    False: statement("audit_recent").format(issuer="true"),
-    True: statement("audit_recent").format(issuer="issuer = :issuer"),
-}
-OF_TENANT: Final = {
-    simple: statement("of_tenant").format(filters=f"origin = '{SIMPLE}'" if simple else "true")
-    for simple in (False, True)
-}
-SHOW: Final = statement("show")
-TASK: Final = statement("task")
-LOOKUP: Final = statement("lookup")
-LOOKUP_WHOLE: Final = statement("lookup_whole")
-PARTIES: Final = statement("parties")
-STEPS: Final = statement("steps")
-TREE: Final = statement("tree")
-LANE_COUNTS: Final = statement("lane_counts")
-KEPT_BYTES: Final = "SELECT json_group_object(tenant_id, bytes) FROM stored_sizes"
-FINISHED: Final = statement("finished")
-AGED_OUT: Final = statement("aged_out")
-AUDIT_BEFORE: Final = statement("audit_before")
-AUDIT_PAGE: Final = statement("audit_page")
-AUDIT_MARKS: Final = statement("audit_marks")
 
 
 class History:
@@ -430,20 +438,6 @@ def steps_of(rows: Iterable[StoredStep]) -> tuple[Step, ...]:
     return tuple([Step(row.generation, row.ts_ms, _KINDS[row.kind](row.body)) for row in rows])
 
 
-_PAGE: Final = statement("listing")
-_COUNT: Final = statement("listing_count")
-_COUNTED: Final = statement("task_counts")
-_NUMBERS: Final = statement("context_numbers")
-_FILTERS: Final = {
-    "sender": "sender_pubkey = :sender",
-    "state": "state = :state",
-    "moved_since_ms": "updated_at >= :moved_since_ms",
-}
-_END: Final = (1 << 63) - 1
-PAGE_BYTES_MAX: Final = 2 * 1024 * 1024
-"""Beyond this size no further task is put on a page. A page has at least one, however large."""
-
-_token = re.compile(r"([0-9a-f]{1,15})-([0-9a-f]{1,16})").fullmatch
 _listed = msgspec.json.Decoder(tuple[ListedTask, ...]).decode
 
 

@@ -21,6 +21,7 @@ QUEUED, LEASED, PARKED, FOLLOWING, SETTLED, DRAINED = (state.wire_name for state
 
 CountedBy = tuple[str, str, str, str, str]
 """The recipient's key and display, the tenant, and both states."""
+_NULL: Final = Raw(b"null")
 
 
 class TaskRowUpdate(msgspec.Struct, gc=False, array_like=True):
@@ -170,7 +171,6 @@ decode_request: Final = msgspec.json.Decoder(RememberedRequest).decode
 _lease: Final = msgspec.json.Decoder(_Lease).decode
 _kind: Final = msgspec.json.Decoder(_Kind).decode
 decode_audit_row: Final = msgspec.json.Decoder(_AuditRow).decode
-_NULL: Final = Raw(b"null")
 
 
 def text_of(raw: Raw) -> str:

@@ -39,6 +39,8 @@ _CRC: Final = struct.Struct("<I")
 _HASHES: Final = struct.Struct("<QQ")
 _MAGIC: Final = b"CVNTSEEN"
 _VERSION: Final = 2 if sys.byteorder == "little" else 0x8002
+_MASK_BITS: Final = 10
+_MASK_SHIFT: Final = 64 - _MASK_BITS
 
 
 def _masks() -> tuple[int, ...]:
@@ -52,8 +54,6 @@ def _masks() -> tuple[int, ...]:
     return tuple(masks)
 
 
-_MASK_BITS: Final = 10
-_MASK_SHIFT: Final = 64 - _MASK_BITS
 _MASKS: Final = _masks()
 
 

@@ -47,6 +47,25 @@ _RUNNING: Final = statement("found_running")
 _NUMBERS: Final = statement("found_numbers")
 _DETAILS: Final = statement("found_tasks")
 _found = msgspec.json.Decoder(tuple[FoundTask, ...]).decode
+IDS: Final = "ids"
+_BY_ID: Final = "t.task_no IN (SELECT i.task_no FROM ids AS i WHERE i.task_id >= :id_from AND i.task_id < :id_to)"
+_EXACT: Final = (
+    ("task_kind", "task_kind", "found_by_kind"),
+    ("sender", "sender_display", "found_by_sender"),
+    ("agent", "recipient_display", "found_by_agent"),
+    ("origin", "origin", "found_by_origin"),
+)
+_OF_TENANT: Final = "tenant_id <> '' AND tenant_id = "
+_HAS_TEXT: Final = (
+    "has_intent(coalesce((SELECT r.task FROM requests AS r WHERE r.task_no = t.task_no),"
+    " (SELECT packed_task(p.pack) FROM packs AS p WHERE p.task_no = t.task_no)), :folded)"
+)
+_MOMENTS: Final = {"created": "created_at", "moved": "updated_at"}
+_NO_FILTER: Final = TaskQuery()
+_COUNTED_BY: Final = frozenset({"agent", "tenant", "within", "states", "outcomes"})
+_UNCOUNTED: Final = (
+    frozenset(TaskQuery.__struct_fields__) - _COUNTED_BY - {"order", "ascending", "limit", "after", "count"}
+)
 
 
 class Filter(NamedTuple):
@@ -64,10 +83,6 @@ class Filter(NamedTuple):
     @property
     def bounds(self) -> str:
         return _BY_ID if self.index_name == IDS else self.sql
-
-
-IDS: Final = "ids"
-_BY_ID: Final = "t.task_no IN (SELECT i.task_no FROM ids AS i WHERE i.task_id >= :id_from AND i.task_id < :id_to)"
 
 
 class Walk(NamedTuple):
@@ -117,17 +132,6 @@ def _branches(db: sqlite3.Connection, query: TaskQuery, values: dict[str, Any]) 
 
 
 _NONE: Final = Filter("false", ())
-_EXACT: Final = (
-    ("task_kind", "task_kind", "found_by_kind"),
-    ("sender", "sender_display", "found_by_sender"),
-    ("agent", "recipient_display", "found_by_agent"),
-    ("origin", "origin", "found_by_origin"),
-)
-_OF_TENANT: Final = "tenant_id <> '' AND tenant_id = "
-_HAS_TEXT: Final = (
-    "has_intent(coalesce((SELECT r.task FROM requests AS r WHERE r.task_no = t.task_no),"
-    " (SELECT packed_task(p.pack) FROM packs AS p WHERE p.task_no = t.task_no)), :folded)"
-)
 
 
 def _filters(db: sqlite3.Connection, query: TaskQuery, values: dict[str, Any]) -> Iterator[Filter]:
@@ -237,9 +241,6 @@ def _walk(
     return Walk(places, None if last is None else Place(*last))
 
 
-_MOMENTS: Final = {"created": "created_at", "moved": "updated_at"}
-
-
 def _fewest(db: sqlite3.Connection, filters: Sequence[Filter], values: dict[str, Any]) -> tuple[Filter | None, int]:
     """The indexed filter that leaves the fewest tasks, and their number."""
     found: tuple[Filter | None, int] = (None, FEW + 1)
@@ -311,11 +312,6 @@ def _total(
 
 
 _EVERY: Final = Filter("true", ())
-_NO_FILTER: Final = TaskQuery()
-_COUNTED_BY: Final = frozenset({"agent", "tenant", "within", "states", "outcomes"})
-_UNCOUNTED: Final = (
-    frozenset(TaskQuery.__struct_fields__) - _COUNTED_BY - {"order", "ascending", "limit", "after", "count"}
-)
 
 
 def _counted(query: TaskQuery) -> Iterator[Filter]:

@@ -54,6 +54,14 @@ _DICTIONARY: Final = (
 DICTIONARIES: Final = {1: _DICTIONARY}
 """Dictionaries by number. A used one is never changed."""
 NEWEST: Final = 1
+_encode: Final = msgspec.json.Encoder().encode
+_decode_end: Final = msgspec.json.Decoder(tuple[str | None, str | None]).decode
+_NOTHING: Final = Raw(b"{}")
+_DELETE_PARTS: Final = (
+    "DELETE FROM requests WHERE task_no = ?",
+    "DELETE FROM updates WHERE task_no = ?",
+    "DELETE FROM handovers WHERE task_no = ?",
+)
 
 
 class TaskParts(msgspec.Struct, gc=False, array_like=True):
@@ -95,13 +103,10 @@ class _Texts(msgspec.Struct, frozen=True, gc=False):
     error_message: str | None = None
 
 
-_encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder(_Packed).decode
 _decode_error: Final = msgspec.json.Decoder(_Error).decode
 _decode_texts: Final = msgspec.json.Decoder(_Texts).decode
-_decode_end: Final = msgspec.json.Decoder(tuple[str | None, str | None]).decode
 decode_parts: Final = msgspec.json.Decoder(list[TaskParts]).decode
-_NOTHING: Final = Raw(b"{}")
 
 
 def pack(parts: TaskParts) -> bytes | None:
@@ -294,13 +299,6 @@ def kept_sizes(db: sqlite3.Connection, numbers: Iterable[int]) -> dict[int, tupl
     query = "SELECT tenant_id, bytes FROM kept_sizes WHERE task_no = ?"
     found = ((number, db.execute(query, (number,)).fetchone()) for number in numbers)
     return {number: row for number, row in found if row is not None}
-
-
-_DELETE_PARTS: Final = (
-    "DELETE FROM requests WHERE task_no = ?",
-    "DELETE FROM updates WHERE task_no = ?",
-    "DELETE FROM handovers WHERE task_no = ?",
-)
 
 
 def read_parts(db: sqlite3.Connection, numbers: Iterable[int]) -> dict[int, TaskParts]:

@@ -37,6 +37,9 @@ from covenant.model.tenants import Tenant
 PREFIX: Final = "snapshot-"
 VERSION: Final = 1
 BUFFER_BYTES: Final = 1 << 20
+_encode = msgspec.json.Encoder().encode
+EVICT_EVERY: Final = 4_096
+"""Records between two evictions while many are replayed."""
 
 
 class _Line(msgspec.Struct, frozen=True, gc=False, tag_field="type"):
@@ -139,7 +142,6 @@ Line = (
     | End
 )
 
-_encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Line).decode
 
 
@@ -317,10 +319,6 @@ def _chunks(lines: Iterable[bytes]) -> Iterator[bytes]:
             yield bytes(buffer)
             buffer.clear()
     yield bytes(buffer)
-
-
-EVICT_EVERY: Final = 4_096
-"""Records between two evictions while many are replayed."""
 
 
 class Replayed(NamedTuple):

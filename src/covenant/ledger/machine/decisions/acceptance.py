@@ -36,6 +36,12 @@ QUEUED_BYTES: Final = "queued_bytes_limit"
 RETRY_MS: Final = 1_000
 # Attribute access through an enum class runs a hook and takes fifty times as long as these names.
 _COMPLETED, _FAILED, _ERROR = Ending.COMPLETED, Ending.FAILED, ResultStatus.ERROR
+DEADLINE_MS_MAX: Final = 2**64 - 1
+"""The largest number that JSON is decoded to. A database column that holds less stores its own maximum instead."""
+NOT_BEFORE_MS_MAX: Final = 10 * 366 * 86_400_000
+BUSY_RETRY_MS = 1_000
+ENDS: Final = {MAILBOX: TaskSettled}
+"""Only a mailbox sender drains its result; the results of other doors are read from the archive."""
 
 
 def check_account(decide: DecisionContext, task: Task, tasks: int, size: int) -> None:
@@ -65,14 +71,6 @@ def check_account(decide: DecisionContext, task: Task, tasks: int, size: int) ->
                 retry_after_ms=RETRY_MS,
             )
         )
-
-
-DEADLINE_MS_MAX: Final = 2**64 - 1
-"""The largest number that JSON is decoded to. A database column that holds less stores its own maximum instead."""
-NOT_BEFORE_MS_MAX: Final = 10 * 366 * 86_400_000
-BUSY_RETRY_MS = 1_000
-ENDS: Final = {MAILBOX: TaskSettled}
-"""Only a mailbox sender drains its result; the results of other doors are read from the archive."""
 
 
 def accept(decide: DecisionContext, command: Accept) -> Accepted:

@@ -55,6 +55,7 @@ BUSY_RETRY_MS = 60_000
 OFFER = "delegation_offer"
 ISSUED_MAX = 32
 """The most tokens of a peer that are remembered; a token is reused while it is valid, so there are few."""
+HEARD: Final = ("epoch", "told_epoch", "told_id", "end", "void_before_ms", "former")
 
 
 def add_peer(decide: DecisionContext, command: AddPeer) -> Peer:
@@ -135,9 +136,6 @@ def remove_peer(decide: DecisionContext, command: RemovePeer) -> Peer:
     decide.add(PeerRemoved(peer.id))
     decide.audit(command.by, {"type": "peer_removed", "peer": peer.id, "name": peer.name})
     return peer
-
-
-HEARD: Final = ("epoch", "told_epoch", "told_id", "end", "void_before_ms", "former")
 
 
 def learn_peer(decide: DecisionContext, command: LearnPeer) -> Peer:

@@ -68,6 +68,7 @@ _encode = msgspec.json.Encoder().encode
 _COMPLETED = Ending.COMPLETED
 _RESULT = Cause.RESULT
 _OK = ResultStatus.OK
+DEADLINE_MESSAGE = "deadline_exceeded"
 
 
 class ByteBudget:
@@ -84,9 +85,6 @@ class ByteBudget:
         fits = self._empty or self._left >= 0
         self._empty = False
         return fits
-
-
-DEADLINE_MESSAGE = "deadline_exceeded"
 
 
 def settle(decide: DecisionContext, command: Settle) -> Settled:
