@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 import msgspec
 from msgspec.structs import astuple, replace
 
-from covenant.ledger.embedded.journal.snapshot import EnvelopeLine, Head, Line, state_lines
+from covenant.ledger.embedded.journal.snapshot import Head, state_lines
 from covenant.ledger.embedded.state import LedgerState
 from covenant.ledger.transfer.task_record import TaskRecord
 from covenant.model.errors import CovenantError
@@ -124,12 +124,12 @@ async def measure(contents: Contents) -> Mapping[str, Measure]:
 
 def _live(state: LedgerState) -> Sequence[tuple[str, Any]]:
     items: list[tuple[str, Any]] = []
-    line: Line
+    line: Any
     for line in state_lines(0, state, lambda task_id: without_body(state.entries[task_id].task)):
         if isinstance(line, Head):
             continue  # the audit is compared row by row
-        if isinstance(line, EnvelopeLine):
-            items.append(("envelope", (line.envelope.sender, line.envelope.jti, line.envelope.until_ms)))
+        if (envelope := getattr(line, "envelope", None)) is not None:
+            items.append(("envelope", (envelope.sender, envelope.jti, envelope.until_ms)))
         elif (entry := getattr(line, "entry", None)) is not None:
             items.append(("live_task", astuple(state.entries[entry.task.id].without_body())))
         else:

@@ -10,7 +10,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, Union
 
 import msgspec
 
@@ -57,54 +57,6 @@ class EntryLine(_Line, frozen=True, gc=False, tag="entry"):
     entry: Entry
 
 
-class IdentityLine(_Line, frozen=True, gc=False, tag="identity"):
-    identity: Identity
-
-
-class GrantLine(_Line, frozen=True, gc=False, tag="grant"):
-    grant: Grant
-
-
-class TenantLine(_Line, frozen=True, gc=False, tag="tenant"):
-    tenant: Tenant
-
-
-class AgentLine(_Line, frozen=True, gc=False, tag="agent"):
-    agent: CatalogueAgent
-
-
-class PushLine(_Line, frozen=True, gc=False, tag="push"):
-    push: Push
-
-
-class PeerLine(_Line, frozen=True, gc=False, tag="peer"):
-    peer: Peer
-
-
-class DelegationLine(_Line, frozen=True, gc=False, tag="delegation"):
-    delegation: Delegation
-
-
-class OutboxLine(_Line, frozen=True, gc=False, tag="parcel"):
-    message: OutboxMessage = msgspec.field(name="parcel")
-
-
-class EnvelopeLine(_Line, frozen=True, gc=False, tag="envelope"):
-    envelope: ReceivedEnvelope
-
-
-class RevokedLine(_Line, frozen=True, gc=False, tag="revoked"):
-    token: TokenRevoked
-
-
-class UsageLine(_Line, frozen=True, gc=False, tag="peer_usage"):
-    usage: PeerUsage
-
-
-class MessageLine(_Line, frozen=True, gc=False, tag="message"):
-    message: LoggedMessage
-
-
 class CacheLine(_Line, frozen=True, gc=False, tag="cached"):
     key: CacheKey
     cached: Cached
@@ -122,27 +74,55 @@ class End(_Line, frozen=True, gc=False, tag="end"):
     sha256: str
 
 
-Line = (
-    Head
-    | EntryLine
-    | IdentityLine
-    | GrantLine
-    | TenantLine
-    | AgentLine
-    | PushLine
-    | PeerLine
-    | DelegationLine
-    | OutboxLine
-    | EnvelopeLine
-    | RevokedLine
-    | UsageLine
-    | MessageLine
-    | CacheLine
-    | RequestLine
-    | End
-)
+class SnapshotRegister(NamedTuple):
+    """A register of the state, and the struct of its lines: each line has one entry, in the field `name`."""
 
-_decode = msgspec.json.Decoder(Line).decode
+    name: str
+    line: Callable[[Any], Any]
+    put: Callable[[LedgerState, Any], object]
+    entries: Callable[[LedgerState], Iterable[Any]]
+
+
+def _register(
+    tag: str,
+    kind: type,
+    put: Callable[[LedgerState, Any], object],
+    entries: Callable[[LedgerState], Iterable[Any]],
+    *,
+    name: str = "",
+) -> SnapshotRegister:
+    """`name`: the name of the field, if that is not the tag."""
+    name = name or tag
+    line = msgspec.defstruct(f"{tag}_line", [(name, kind)], bases=(_Line,), tag=tag, frozen=True, gc=False)
+    return SnapshotRegister(name, line, put, entries)
+
+
+def _agents(state: LedgerState) -> Iterator[CatalogueAgent]:
+    return (agent for stored in state.stored_agents.values() for agent in stored.values())
+
+
+def _put_revoked(state: LedgerState, token: TokenRevoked) -> None:
+    state.put_revoked(token, token.at_ms)
+
+
+REGISTERS: Final = (
+    _register("identity", Identity, LedgerState.put_identity, lambda state: state.identities_by_token.values()),
+    _register("grant", Grant, LedgerState.put_grant, lambda state: state.grants_by_signature.values()),
+    _register("tenant", Tenant, LedgerState.put_tenant, lambda state: state.tenants.values()),
+    _register("agent", CatalogueAgent, LedgerState.put_agent, _agents),
+    _register("push", Push, LedgerState.put_push, LedgerState.all_pushes),
+    _register("peer", Peer, LedgerState.put_peer, lambda state: state.peers_by_id.values()),
+    _register("delegation", Delegation, LedgerState.put_delegation, LedgerState.delegations_in_order),
+    _register("parcel", OutboxMessage, LedgerState.put_outbox_message, LedgerState.all_outbox_messages),
+    _register("envelope", ReceivedEnvelope, LedgerState.put_envelope, LedgerState.all_envelopes),
+    _register("revoked", TokenRevoked, _put_revoked, lambda state: state.tokens_revoked.values(), name="token"),
+    _register("peer_usage", PeerUsage, LedgerState.add_usage, lambda state: state.usage.values(), name="usage"),
+    _register("message", LoggedMessage, lambda state, row: state.messages.append(row), lambda state: state.messages),
+)
+"""In the order of a snapshot."""
+_BY_LINE: Final[dict[Any, SnapshotRegister]] = {register.line: register for register in REGISTERS}
+
+_decode = msgspec.json.Decoder(Union[Head, EntryLine, CacheLine, RequestLine, End, *_BY_LINE]).decode
 
 
 def path_of(folder: Path, seq: int) -> Path:
@@ -223,7 +203,7 @@ def load(path: Path, state: LedgerState, on_entry: Callable[[Entry, int, int], N
     raise Damaged(str(path), count + 1, "the last line is missing")
 
 
-def _restore(state: LedgerState, line: Line) -> None:
+def _restore(state: LedgerState, line: _Line) -> None:
     match line:
         case EntryLine(entry):
             state.restore(entry)
@@ -231,35 +211,12 @@ def _restore(state: LedgerState, line: Line) -> None:
             state.cache.put(msgspec.structs.replace(key, task_kind=short_kind(key.task_kind)), cached)
         case RequestLine(verb, holder, request_id, remembered):
             state.requests[verb, holder, request_id] = remembered
-        case IdentityLine(identity):
-            state.put_identity(identity)
-        case GrantLine(grant):
-            state.put_grant(grant)
-        case TenantLine(tenant):
-            state.put_tenant(tenant)
-        case AgentLine(agent):
-            state.put_agent(agent)
-        case PushLine(push):
-            state.put_push(push)
-        case PeerLine(peer):
-            state.put_peer(peer)
-        case DelegationLine(delegation):
-            state.put_delegation(delegation)
-        case OutboxLine(message):
-            state.put_outbox_message(message)
-        case EnvelopeLine(envelope):
-            state.put_envelope(envelope)
-        case RevokedLine(token):
-            state.put_revoked(token, token.at_ms)
-        case UsageLine(usage):
-            state.add_usage(usage)
-        case MessageLine(message):
-            state.messages.append(message)
         case Head():
             state.audit_head, state.audit_anchor = line.audit_head, line.audit_anchor
             state.large.unloaded_seq = line.seq
-        case End():
-            raise AssertionError("the last line restores nothing")
+        case _:
+            register = _BY_LINE[type(line)]
+            register.put(state, getattr(line, register.name))
 
 
 def read_entry(path: Path, offset: int, length: int) -> Entry:
@@ -282,27 +239,11 @@ def _lines(seq: int, state: LedgerState, read_task: Callable[[TaskId], Task]) ->
     yield _encode(End(count, digest.hexdigest())) + b"\n"
 
 
-def state_lines(seq: int, state: LedgerState, read_task: Callable[[TaskId], Task]) -> Iterator[Line]:
+def state_lines(seq: int, state: LedgerState, read_task: Callable[[TaskId], Task]) -> Iterator[_Line]:
     """All lines of a snapshot but the last one."""
     yield Head(seq, state.audit_head, state.audit_anchor)
-    for identity in state.identities_by_token.values():
-        yield IdentityLine(identity)
-    for grant in state.grants_by_signature.values():
-        yield GrantLine(grant)
-    for tenant in state.tenants.values():
-        yield TenantLine(tenant)
-    for stored in state.stored_agents.values():
-        for agent in stored.values():
-            yield AgentLine(agent)
-    for push in state.all_pushes():
-        yield PushLine(push)
-    yield from map(PeerLine, state.peers_by_id.values())
-    yield from map(DelegationLine, state.delegations_in_order())
-    yield from map(OutboxLine, state.all_outbox_messages())
-    yield from map(EnvelopeLine, state.all_envelopes())
-    yield from map(RevokedLine, state.tokens_revoked.values())
-    yield from map(UsageLine, state.usage.values())
-    yield from map(MessageLine, state.messages)
+    for register in REGISTERS:
+        yield from map(register.line, register.entries(state))
     for key, cached in state.cache.items():
         yield CacheLine(key, cached)
     for (verb, holder, request_id), remembered in state.requests.items():
