@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
@@ -33,15 +33,19 @@ from covenant.wire.a2a.request_decoder import STATES_PROTO_V03, STATES_V03, STAT
 from covenant.wire.jsonrpc import BadResponse
 
 _encode = msgspec.json.Encoder().encode
+M = TypeVar("M")
+"""The messages of a dialect, its parts, and its status updates."""
+P = TypeVar("P")
+S = TypeVar("S")
 
 
 class _Answer(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """The base of a server's answer and of its parts."""
 
 
-class _StatusV1(_Answer, frozen=True):
+class _Status(_Answer, Generic[M], frozen=True):
     state: str | int | None = None
-    message: MessageV1 | None = None
+    message: M | None = None
 
 
 class _StatusV03(_Answer, frozen=True):
@@ -49,92 +53,48 @@ class _StatusV03(_Answer, frozen=True):
     message: MessageV03 | None = None
 
 
-class _Artifact(_Answer, frozen=True):
+class _Artifact(_Answer, Generic[P], frozen=True):
     artifact_id: str | None = None
     name: str | None = None
     description: str | None = None
     metadata: dict[str, Any] | None = None
     extensions: tuple[str, ...] | None = None
+    parts: list[P] | None = None
 
 
-class _ArtifactV1(_Artifact, frozen=True):
-    parts: list[PartV1] | None = None
-
-
-class _ArtifactV03(_Artifact, frozen=True):
-    parts: list[PartV03] | None = None
-
-
-class _StatusProtoV03(_Answer, frozen=True):
-    state: str | int | None = None
-    message: MessageProtoV03 | None = None
-
-
-class _ArtifactProtoV03(_Artifact, frozen=True):
-    parts: list[PartProtoV03] | None = None
-
-
-class _TaskV1(_Answer, frozen=True):
+class _Task(_Answer, Generic[M, P], frozen=True):
     id: str | None = None
     context_id: str | None = None
-    status: _StatusV1 | None = None
-    artifacts: list[_ArtifactV1] | None = None
-    history: list[MessageV1] | None = None
+    status: _Status[M] | None = None
+    artifacts: list[_Artifact[P]] | None = None
+    history: list[M] | None = None
     metadata: dict[str, Any] | None = None
 
 
-class _StatusUpdateV1(_Answer, frozen=True):
+class _StatusUpdate(_Answer, Generic[M], frozen=True):
     task_id: str | None = None
     context_id: str | None = None
-    status: _StatusV1 | None = None
+    status: _Status[M] | None = None
     metadata: dict[str, Any] | None = None
 
 
-class _ArtifactUpdateV1(_Answer, frozen=True):
-    task_id: str | None = None
-    context_id: str | None = None
-    artifact: _ArtifactV1 | None = None
-    append: bool | None = None
-    last_chunk: bool | None = None
-
-
-class _ReplyV1(_Answer, frozen=True):
-    task: _TaskV1 | None = None
-    message: MessageV1 | None = None
-    status_update: _StatusUpdateV1 | None = None
-    artifact_update: _ArtifactUpdateV1 | None = None
-
-
-class _TaskProtoV03(_Answer, frozen=True):
-    id: str | None = None
-    context_id: str | None = None
-    status: _StatusProtoV03 | None = None
-    artifacts: list[_ArtifactProtoV03] | None = None
-    history: list[MessageProtoV03] | None = None
-    metadata: dict[str, Any] | None = None
-
-
-class _StatusUpdateProtoV03(_Answer, frozen=True):
-    task_id: str | None = None
-    context_id: str | None = None
-    status: _StatusProtoV03 | None = None
+class _StatusUpdateProtoV03(_StatusUpdate[MessageProtoV03], frozen=True):
     final: bool | None = None
-    metadata: dict[str, Any] | None = None
 
 
-class _ArtifactUpdateProtoV03(_Answer, frozen=True):
+class _ArtifactUpdate(_Answer, Generic[P], frozen=True):
     task_id: str | None = None
     context_id: str | None = None
-    artifact: _ArtifactProtoV03 | None = None
+    artifact: _Artifact[P] | None = None
     append: bool | None = None
     last_chunk: bool | None = None
 
 
-class _ReplyProtoV03(_Answer, frozen=True):
-    task: _TaskProtoV03 | None = None
-    message: MessageProtoV03 | None = None
-    status_update: _StatusUpdateProtoV03 | None = None
-    artifact_update: _ArtifactUpdateProtoV03 | None = None
+class _Reply(_Answer, Generic[M, P, S], frozen=True):
+    task: _Task[M, P] | None = None
+    message: M | None = None
+    status_update: S | None = None
+    artifact_update: _ArtifactUpdate[P] | None = None
 
 
 class _ReplyV03(_Answer, frozen=True):
@@ -148,8 +108,8 @@ class _ReplyV03(_Answer, frozen=True):
     role: str | None = None
     parts: list[PartV03] | None = None
     status: _StatusV03 | None = None
-    artifact: _ArtifactV03 | None = None
-    artifacts: list[_ArtifactV03] | None = None
+    artifact: _Artifact[PartV03] | None = None
+    artifacts: list[_Artifact[PartV03]] | None = None
     history: list[MessageV03] | None = None
     metadata: dict[str, Any] | None = None
     extensions: tuple[str, ...] | None = None
@@ -234,7 +194,7 @@ class ClientCodec:
         """Decodes the answer to a get or a cancel."""
         return self._task(self.task.read(data))
 
-    def _task(self, task: _TaskV1 | _TaskProtoV03 | _ReplyV03) -> RemoteTask:
+    def _task(self, task: _Task[Any, Any] | _ReplyV03) -> RemoteTask:
         if not task.id:
             raise BadResponse("the answer is a task without an id")
         history: Sequence[Any] = task.history or ()
@@ -247,7 +207,7 @@ class ClientCodec:
             metadata=task.metadata,
         )
 
-    def _status(self, status: _StatusV1 | _StatusProtoV03 | _StatusV03 | None) -> dict[str, Any]:
+    def _status(self, status: _Status[Any] | _StatusV03 | None) -> dict[str, Any]:
         if status is None:
             return {"state": TaskState.WORKING}
         message = self._message(status.message, "status.message") if status.message is not None else None
@@ -263,7 +223,7 @@ class ClientCodec:
             reference_task_ids=message.reference_task_ids or (),
         )
 
-    def _artifact(self, artifact: _ArtifactV1 | _ArtifactV03 | _ArtifactProtoV03) -> Artifact:
+    def _artifact(self, artifact: _Artifact[Any]) -> Artifact:
         return Artifact(
             artifact_id=artifact.artifact_id or "",
             parts=self.contents_of(artifact.parts, "artifact.parts"),
@@ -274,14 +234,14 @@ class ClientCodec:
         )
 
 
-def _kind_by_member(reply: _ReplyV1 | _ReplyProtoV03) -> tuple[str | None, Any]:
+def _kind_by_member(reply: _Reply[Any, Any, Any]) -> tuple[str | None, Any]:
     kinds: dict[str, Any] = {
         "task": reply.task,
         "message": reply.message,
         "status-update": reply.status_update,
         "artifact-update": reply.artifact_update,
     }
-    return next(((kind, value) for kind, value in kinds.items() if value is not None), (None, _TaskV1()))
+    return next(((kind, value) for kind, value in kinds.items() if value is not None), (None, _Task()))
 
 
 CLIENT_V1: Final = ClientCodec(
@@ -297,8 +257,8 @@ CLIENT_V1: Final = ClientCodec(
     contents_of=lambda parts, where: parts_v1.contents_of(parts or (), where),
     blocking=lambda blocking: {"returnImmediately": not blocking or None},
     about=lambda task_id: {"id": task_id},
-    reply=ParamsReader(_ReplyV1),
-    task=ParamsReader(_TaskV1),
+    reply=ParamsReader(_Reply[MessageV1, PartV1, _StatusUpdate[MessageV1]]),
+    task=ParamsReader(_Task[MessageV1, PartV1]),
     kind_of=_kind_by_member,
 )
 
@@ -356,7 +316,7 @@ CLIENT_PROTO_V03: Final = ClientCodec(
     contents_of=lambda parts, where: parts_proto_v03.contents_of(parts or (), where),
     blocking=lambda blocking: {"blocking": blocking},
     about=lambda task_id: {"name": f"tasks/{task_id}"},
-    reply=ParamsReader(_ReplyProtoV03),
-    task=ParamsReader(_TaskProtoV03),
+    reply=ParamsReader(_Reply[MessageProtoV03, PartProtoV03, _StatusUpdateProtoV03]),
+    task=ParamsReader(_Task[MessageProtoV03, PartProtoV03]),
     kind_of=_kind_by_member,
 )

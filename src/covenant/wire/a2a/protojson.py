@@ -11,7 +11,7 @@ import binascii
 import functools
 import re
 from collections.abc import Mapping
-from typing import Any, Final, TypeVar, get_args
+from typing import Any, Final, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -82,8 +82,10 @@ def _places(kind: type[msgspec.Struct]) -> tuple[tuple[str, str, type[msgspec.St
 
 
 def _struct_in(annotation: Any) -> type[msgspec.Struct] | None:
-    if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct):
-        return annotation
+    kind = get_origin(annotation) or annotation
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        of_kind: type[msgspec.Struct] = annotation  # with its parameters, if it is generic
+        return of_kind
     return next((found for inner in get_args(annotation) if (found := _struct_in(inner))), None)
 
 

@@ -271,6 +271,9 @@ class RequestDecoder(ABC):
         length = int_value(given.history_length, "historyLength")
         return a2a_requests.GetTask(task_id=task_id or required(given.id, "id"), history_length=length)
 
+    def query_get_task(self, task_id: str, query: bytes) -> a2a_requests.GetTask:
+        return self.decode_get_task(query_params(query), task_id)
+
     def decode_cancel(self, params: Params, task_id: str | None = None) -> a2a_requests.CancelTask:
         given: _Task | _NamedProtoV03 = self._task(params)
         return a2a_requests.CancelTask(task_id=task_id or required(given.id, "id"), metadata=given.metadata)
@@ -377,9 +380,6 @@ class RequestDecoderV1(RequestDecoder):
         given: _PushOfV1 = self._push_of(params)
         return a2a_requests.DeletePush(task_id=required(given.task_id, "taskId"), id=required(given.id, "id"))
 
-    def query_get_task(self, task_id: str, query: bytes) -> a2a_requests.GetTask:
-        return self.decode_get_task(query_params(query), task_id)
-
     def query_list_tasks(self, query: bytes) -> a2a_requests.ListTasks:
         return self.decode_list_tasks(query_params(query))
 
@@ -467,9 +467,6 @@ class RequestDecoderProtoV03(_RequestDecoder03):
             push = msgspec.structs.replace(push, id=given.config_id)
         found = _task_name(given.parent or "")
         return found[1] if found is not None else None, push
-
-    def query_get_task(self, task_id: str, query: bytes) -> a2a_requests.GetTask:
-        return self.decode_get_task(query_params(query), task_id)
 
 
 def query_params(query: bytes) -> bytes:

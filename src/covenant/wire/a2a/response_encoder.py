@@ -170,8 +170,8 @@ class _PushV1(_Written, frozen=True):
     authentication: Any = None
 
 
-class _PushesV1(_Written, frozen=True):
-    configs: list[_PushV1]
+class _Pushes(_Written, frozen=True):
+    configs: list[Any]
     next_page_token: str = ""
 
 
@@ -401,7 +401,7 @@ RESPONSES_V1: Final = ResponseEncoder(
     task_notes=_task_notes_v1,
     change_notes=_change_notes_v1,
     push=_push_v1,
-    pushes=_PushesV1,
+    pushes=_Pushes,
     deleted=b"{}",
     kinds=False,
     finals=False,
@@ -463,11 +463,6 @@ class _PushProtoV03(_Written, frozen=True):
     push_notification_config: _ConfigV03
 
 
-class _PushesProtoV03(_Written, frozen=True):
-    configs: list[_PushProtoV03]
-    next_page_token: str = ""
-
-
 def _push_proto_v03(task_id: str, config: PushConfig) -> _PushProtoV03:
     push = _push_v03(task_id, config).push_notification_config
     return _PushProtoV03(f"tasks/{task_id}/pushNotificationConfigs/{config.id}", push)
@@ -480,7 +475,7 @@ RESPONSES_PROTO_V03: Final = ResponseEncoder(
     task_notes=_task_notes_v03,
     change_notes=_change_notes_v03,
     push=_push_proto_v03,
-    pushes=_PushesProtoV03,
+    pushes=_Pushes,
     deleted=b"{}",
     kinds=False,
     finals=True,
