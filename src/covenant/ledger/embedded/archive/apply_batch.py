@@ -15,7 +15,7 @@ A record that can never be applied is set aside in `rejects`, event by event, so
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -38,7 +38,7 @@ from covenant.ledger.embedded.archive.row_updates import (
     decode_request,
     text_of,
 )
-from covenant.ledger.embedded.archive.sql import Row, ask_rows, statement, write_rows
+from covenant.ledger.embedded.archive.sql import Row, ask_rows, statement, transaction, write_rows
 from covenant.ledger.embedded.archive.task_packs import (
     ROW_BYTES,
     delete_parts,
@@ -253,17 +253,14 @@ def apply_lines(db: sqlite3.Connection, lines: Lines, archived_seq: int, live: L
     batch = Batch(lines.data, archived_seq)
     live = live or Live()
     try:
-        db.execute("BEGIN IMMEDIATE")
-        fault_points.point("archive.apply")
-        rows = batch.rows(_unpacked(db, live.known(db, batch)))
-        _write(db, rows)
-        write_rows(db, "write_meta", _meta(rows, max(lines.last_seq, archived_seq)))
-        fault_points.point("archive.commit")
-        db.execute("COMMIT")
+        with transaction(db):
+            fault_points.point("archive.apply")
+            rows = batch.rows(_unpacked(db, live.known(db, batch)))
+            _write(db, rows)
+            write_rows(db, "write_meta", _meta(rows, max(lines.last_seq, archived_seq)))
+            fault_points.point("archive.commit")
     except BaseException:
         live.forget()
-        with suppress(sqlite3.Error):
-            db.execute("ROLLBACK")
         raise
     live.keep(rows.tasks.values())
 
@@ -378,44 +375,42 @@ def is_fault_of_record(error: Exception) -> bool:
 
 def apply_or_reject(db: sqlite3.Connection, lines: Lines, archived_seq: int, live: Live) -> int:
     """Applies every record that can be applied, and sets the others aside. Returns the number of those."""
+
+    def apply(records: Sequence[bytes]) -> None:
+        part = Lines(b"".join(records), seq_of(records[-1]), lines.cursor)
+        apply_lines(db, part, seq_of(records[0]) - 1, live)
+
+    def apply_alone(record: bytes) -> int:
+        with transaction(db):
+            rejected = apply_events(db, record)
+            db.execute("INSERT OR REPLACE INTO meta VALUES ('archived_seq', ?)", (seq_of(record),))
+        return rejected
+
     try:
         apply_lines(db, lines, archived_seq, live)
     except Exception as error:
         if not is_fault_of_record(error):
             raise
-        first, second = _halves(lines, archived_seq)
-        if second is None:
-            live.forget()
-            return _apply_alone(db, first)
-        rejected = apply_or_reject(db, first, archived_seq, live)
-        return rejected + apply_or_reject(db, second, max(archived_seq, first.last_seq), live)
+        records = [line for line in lines.data.splitlines(keepends=True) if seq_of(line) > archived_seq]
+        return apply_in_halves(records, apply, apply_alone)
     return 0
 
 
-def _halves(lines: Lines, archived_seq: int) -> tuple[Lines, Lines | None]:
-    """The records after `archived_seq` as two batches of about the same number; a single record has no second half."""
-    each = [line for line in lines.data.splitlines(keepends=True) if seq_of(line) > archived_seq]
-    middle = len(each) // 2
-    if not middle:
-        return Lines(each[0], lines.last_seq, lines.cursor), None
-    first, second = each[:middle], each[middle:]
-    return (
-        Lines(b"".join(first), seq_of(first[-1]), lines.cursor),
-        Lines(b"".join(second), lines.last_seq, lines.cursor),
-    )
-
-
-def _apply_alone(db: sqlite3.Connection, lines: Lines) -> int:
+def apply_in_halves(
+    records: Sequence[bytes], apply: Callable[[Sequence[bytes]], None], apply_alone: Callable[[bytes], int]
+) -> int:
+    """Applies records together; if one of them is at fault, each half by itself. Returns how many are set aside."""
     try:
-        db.execute("BEGIN IMMEDIATE")
-        rejected = apply_events(db, lines.data)
-        db.execute("INSERT OR REPLACE INTO meta VALUES ('archived_seq', ?)", (lines.last_seq,))
-        db.execute("COMMIT")
-    except BaseException:
-        with suppress(sqlite3.Error):
-            db.execute("ROLLBACK")
-        raise
-    return rejected
+        apply(records)
+    except Exception as error:
+        if not is_fault_of_record(error):
+            raise
+        middle = len(records) // 2
+        if not middle:
+            return apply_alone(records[0])
+        halves = (records[:middle], records[middle:])
+        return sum(apply_in_halves(half, apply, apply_alone) for half in halves)
+    return 0
 
 
 def apply_events(db: sqlite3.Connection, line: bytes) -> int:

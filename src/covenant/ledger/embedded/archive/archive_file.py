@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -19,7 +19,7 @@ from covenant.ledger.contract.retention import Erased, EraseTasks, Scrub
 from covenant.ledger.embedded import fault_points
 from covenant.ledger.embedded.archive.apply_batch import PLACES_IN_RECORD, context_name, parent_name
 from covenant.ledger.embedded.archive.row_updates import CountedBy
-from covenant.ledger.embedded.archive.sql import statement, write_rows
+from covenant.ledger.embedded.archive.sql import statement, transaction, write_rows
 from covenant.ledger.embedded.archive.task_packs import (
     ROW_BYTES,
     define_functions,
@@ -204,16 +204,10 @@ def erase_batch(db: sqlite3.Connection, which: EraseTasks | Scrub) -> Erased:
     if isinstance(which, Scrub):
         _scrub(db, which)
         return Erased(tasks=0, bytes=0)
-    try:
-        db.execute("BEGIN IMMEDIATE")
+    with transaction(db):
         fault_points.point("archive.erase")
         erased = _erase(db, which)
         fault_points.point("archive.erase_commit")
-        db.execute("COMMIT")
-    except BaseException:
-        with suppress(sqlite3.Error):
-            db.execute("ROLLBACK")
-        raise
     give_back_pages(db)
     return erased
 
@@ -317,8 +311,7 @@ def _scrub(db: sqlite3.Connection, which: Scrub) -> None:
 
 def pack_batch(db: sqlite3.Connection, after_no: int) -> int | None:
     """Packs some finished tasks. Returns the last number that was looked at, or None if there are no more."""
-    try:
-        db.execute("BEGIN IMMEDIATE")
+    with transaction(db):
         found = db.execute(_UNPACKED, {"after": after_no, "limit": PACKED_AT_ONCE_MAX}).fetchall()
         tenants = dict(found)
         packs: list[tuple[int, bytes]] = []
@@ -336,10 +329,5 @@ def pack_batch(db: sqlite3.Connection, after_no: int) -> int | None:
         delete_parts(db, [number for number, _ in packs])
         write_rows(db, "write_sizes", [(tenant, 0, size) for tenant, size in sizes.items()])
         fault_points.point("archive.pack_commit")
-        db.execute("COMMIT")
-    except BaseException:
-        with suppress(sqlite3.Error):
-            db.execute("ROLLBACK")
-        raise
     give_back_pages(db)
     return found[-1][0] if len(found) == PACKED_AT_ONCE_MAX else None

@@ -37,7 +37,7 @@ from covenant.ledger.contract.tasks import (
     grow_tree,
 )
 from covenant.ledger.embedded.archive.row_updates import FOLLOWING, LEASED, PARKED, QUEUED
-from covenant.ledger.embedded.archive.sql import statement
+from covenant.ledger.embedded.archive.sql import statement, transaction
 from covenant.ledger.embedded.archive.task_finder import find_tasks
 from covenant.ledger.embedded.archive.task_packs import define_functions
 from covenant.ledger.machine.view import Archived
@@ -351,8 +351,7 @@ def _one(db: sqlite3.Connection, sql: str, values: dict[str, Any]) -> bytes | No
 
 
 def _verify(db: sqlite3.Connection, head: AuditHead, *, whole: bool) -> AuditReport:
-    db.execute("BEGIN")  # one snapshot: a purge between two pages would look like a cut
-    try:
+    with transaction(db, "BEGIN"):  # a purge between two pages would look like a cut
         marks = _marks(_one(db, AUDIT_MARKS, {}) or b"")
         start = marks.anchor if whole or marks.verified.index < marks.anchor.index else marks.verified
         verification = AuditVerification(start, head)
@@ -363,8 +362,6 @@ def _verify(db: sqlite3.Connection, head: AuditHead, *, whole: bool) -> AuditRep
             verification.take(rows)
             after = rows[-1].index
         report = verification.report()
-    finally:
-        db.execute("COMMIT")
     if report.valid:
         _mark_verified(db, head)
     return report
@@ -444,8 +441,7 @@ _listed = msgspec.json.Decoder(tuple[ListedTask, ...]).decode
 def list_tasks(db: sqlite3.Connection, query: ListQuery) -> Listing:
     updated_at, task_no = _place(query.after)
     values: dict[str, Any] = msgspec.structs.asdict(query)
-    db.execute("BEGIN")  # one snapshot for the page and the count
-    try:
+    with transaction(db, "BEGIN"):  # one snapshot for the page and the count
         # One statement for each set of filters, so that each can use the fitting index.
         chosen = [sql for name, sql in _FILTERS.items() if getattr(query, name) is not None]
         if query.context_id is not None:
@@ -456,8 +452,6 @@ def list_tasks(db: sqlite3.Connection, query: ListQuery) -> Listing:
         (found,) = db.execute(_PAGE.format(filters=filters), page).fetchone()
         counted = query.sender is None and query.context_id is None and query.moved_since_ms is None
         (total,) = db.execute(_COUNTED if counted else _COUNT.format(filters=filters), values).fetchone()
-    finally:
-        db.execute("COMMIT")
     rows = _listed(found)
     end = f"{rows[-1].updated_at:x}-{rows[-1].task_no:x}" if rows and rows[-1].next_no is not None else ""
     return Listing(tasks=tuple(steps_of(row.steps) for row in rows), total=total, next=end)

@@ -14,15 +14,14 @@ One transaction: a crash leaves the archive as it was. Repeating it changes noth
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from covenant.ledger.embedded.archive import apply_batch
-from covenant.ledger.embedded.archive.apply_batch import PLACES_IN_RECORD, apply_within
-from covenant.ledger.embedded.archive.sql import statement
+from covenant.ledger.embedded.archive.apply_batch import PLACES_IN_RECORD, apply_events, apply_in_halves, apply_within
+from covenant.ledger.embedded.archive.sql import statement, transaction
 from covenant.ledger.embedded.archive.task_packs import unpack_task
 from covenant.ledger.embedded.journal.record import encode_line, seq_of
 from covenant.ledger.embedded.state import LedgerState
@@ -56,8 +55,7 @@ class ExpectedArchive(NamedTuple):
 
 def reconcile(db: sqlite3.Connection, expected: ExpectedArchive) -> int:
     """Rewrites rows that disagree. Returns how many records still could not be applied. `db` is the writer's."""
-    db.execute("BEGIN IMMEDIATE")
-    try:
+    with transaction(db):
         rejected = _apply(db, expected.earlier)
         _prepare(db, expected)
         _run(db, "reconcile_removal")
@@ -68,11 +66,6 @@ def reconcile(db: sqlite3.Connection, expected: ExpectedArchive) -> int:
         _anchor(db, expected.after)
         _run(db, "reconcile_rest")
         db.execute("INSERT OR REPLACE INTO meta VALUES ('archived_seq', ?)", (expected.last_seq,))
-        db.execute("COMMIT")
-    except BaseException:
-        with suppress(sqlite3.Error):
-            db.execute("ROLLBACK")
-        raise
     return rejected
 
 
@@ -184,22 +177,10 @@ def _anchor(db: sqlite3.Connection, after: LedgerState) -> None:
 
 
 def _apply(db: sqlite3.Connection, lines: Iterable[bytes]) -> int:
-    return sum(_apply_or_reject(db, batch) for batch in _batches(lines))
+    def apply(records: Sequence[bytes]) -> None:
+        apply_within(db, b"".join(records), seq_of(records[-1]))
 
-
-def _apply_or_reject(db: sqlite3.Connection, batch: list[bytes]) -> int:
-    """As `apply_or_reject`, within one transaction."""
-    last_seq = seq_of(batch[-1])
-    try:
-        apply_within(db, b"".join(batch), last_seq)
-    except Exception as error:
-        if not apply_batch.is_fault_of_record(error):
-            raise
-        middle = len(batch) // 2
-        if not middle:
-            return apply_batch.apply_events(db, batch[0])
-        return _apply_or_reject(db, batch[:middle]) + _apply_or_reject(db, batch[middle:])
-    return 0
+    return sum(apply_in_halves(batch, apply, partial(apply_events, db)) for batch in _batches(lines))
 
 
 def _batches(lines: Iterable[bytes]) -> Iterator[list[bytes]]:

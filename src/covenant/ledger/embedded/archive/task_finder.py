@@ -26,7 +26,7 @@ from covenant.ledger.contract.task_query import (
     place_after,
 )
 from covenant.ledger.embedded.archive.apply_batch import context_name, parent_name
-from covenant.ledger.embedded.archive.sql import statement
+from covenant.ledger.embedded.archive.sql import statement, transaction
 
 FEW: Final = 1_000
 """A filter that leaves at most this many tasks is read completely."""
@@ -96,14 +96,11 @@ def find_tasks(db: sqlite3.Connection, query: TaskQuery, here: Mapping[str, str]
     """`here`: the node and its run, to recognise lost holders."""
     after = place_after(query)
     values: dict[str, Any] = {**msgspec.structs.asdict(query), **here}
-    db.execute("BEGIN")  # one snapshot for the page and the count
-    try:
+    with transaction(db, "BEGIN"):  # one snapshot for the page and the count
         branches = list(_branches(db, query, values))
         places, end = _merged(query, [_walk(db, query, filters, values, after) for filters in branches])
         tasks = _details(db, places, here)
         total, at_least = _total(db, query, branches, values) if query.count else (None, False)
-    finally:
-        db.execute("COMMIT")
     cursor = end.cursor(query.order) if end is not None else None
     return FoundPage(tasks=tasks, next=cursor, total=total, at_least=at_least)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.resources import files
 from itertools import chain
@@ -23,6 +24,19 @@ AT_ONCE: Final = (256, 64, 16, 4, 1)
 def statement(name: str) -> str:
     """The text of `name.sql`."""
     return files(__name__).joinpath(f"{name}.sql").read_text(encoding="utf-8")
+
+
+@contextmanager
+def transaction(db: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE") -> Iterator[None]:
+    """Commits at the end, or rolls back if an exception leaves the context. `BEGIN`: one snapshot for several reads."""
+    try:
+        db.execute(begin)
+        yield
+        db.execute("COMMIT")
+    except BaseException:
+        with suppress(sqlite3.Error):
+            db.execute("ROLLBACK")
+        raise
 
 
 def write_rows(db: sqlite3.Connection, name: str, rows: Sequence[Row]) -> None:
