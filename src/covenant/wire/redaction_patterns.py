@@ -239,7 +239,7 @@ def is_harmless_name(name: str, before: str) -> bool:
     return name in ("token", "tokens") and _HARMLESS_BEFORE(before) is not None
 
 
-# What looks random
+# Random texts
 
 CANDIDATE: Final = re.compile(r"[A-Za-z0-9+/_-]{24,}+={0,2}")
 CANDIDATE_REST: Final = re.compile(r"[A-Za-z0-9+/_-]*+={0,2}")

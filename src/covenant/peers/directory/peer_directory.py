@@ -153,7 +153,7 @@ class PeerDirectory(PeerService):
         found = [each for each in known if each.id.startswith(named) or each.name.startswith(named)]
         return choose(named, found, "peer", lambda each: f"{each.id}  {each.name}", code="ambiguous_peer")
 
-    # Who is known
+    # Records of peers
 
     async def add(
         self,
@@ -276,7 +276,7 @@ class PeerDirectory(PeerService):
             )
         return peer
 
-    # Their keys
+    # Keys of peers
 
     async def refresh(self, peer: Peer) -> Peer:
         """Fetches the identity at the peer's address. Raises `PeerCallFailed` if nobody answers."""
@@ -407,7 +407,7 @@ class PeerDirectory(PeerService):
         self._keep_hybrid(shown.keys, shown.hybrid_prekey)
         return shown
 
-    # What they can do
+    # Capabilities
 
     async def verify(self, peer: Peer) -> Peer:
         """Challenges a peer. A peer without an address is challenged at its next poll; until then its record stays."""

@@ -120,7 +120,7 @@ class Provider(PeerService):
         if context.shared is not None:
             context.ledger.on_peer(self._note_peer)
 
-    # What we offer
+    # Offered agents, and messages of the requester
 
     async def offering(self, peer: Peer) -> OfferedProfiles:
         active = len(await self._ledger.delegations_live(DelegationRole.PROVIDER))
@@ -361,7 +361,7 @@ class Provider(PeerService):
             )
         )
 
-    # The work
+    # The task
 
     def _task(self, peer: Peer, offer: DelegationOffer, terms: AgreedTerms, agent: CatalogueAgent | None) -> Task:
         return build_task(

@@ -179,7 +179,7 @@ class TaskReporter(PeerService):
         with suppress(NotFound):
             await self._ledger.commit(Cancel(task_id=task_id, by=self._us, reason=reason))
 
-    # What the peer is told
+    # Messages to the requester
 
     async def _report(self) -> None:
         delegation = await self._now()

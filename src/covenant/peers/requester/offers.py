@@ -84,8 +84,6 @@ class OfferBuilder(PeerService):
         super().__init__(context)
         self._directory = directory
 
-    # What to offer
-
     async def make(self, task: Task, peer: Peer, target: Target, number: int = 1) -> Redacted[DelegationOffer]:
         """`number` counts the offers of one task.
 

@@ -61,7 +61,7 @@ class OfferPlacement(PeerService):
         self._lanes: dict[InstanceId, _Lane] = {}
         self._waiting: set[asyncio.Event] = set()
 
-    # Who could do it
+    # Candidates
 
     def named(self, who: str, tenant: str) -> Peer:
         """Finds a peer of this tenant. To a tenant, the peers of other tenants do not exist."""
@@ -117,7 +117,7 @@ class OfferPlacement(PeerService):
         others = (peer for peer in self._candidates(delegation.profile, tenant) if peer.id != delegation.peer)
         return any(self._is_ready(peer) and not self.is_unreachable(peer.id) for peer in others)
 
-    # Taking a place
+    # Places
 
     async def place(self, task: Task, target: Target) -> Peer:
         """Waits for a peer with room, and takes a place there. `leave` it when the delegation has ended."""
@@ -161,7 +161,7 @@ class OfferPlacement(PeerService):
             lane.most = max(1, shown.free_slots + len(lane.held))
         return lane
 
-    # What the peer answered
+    # Answers of a peer
 
     def hold(self, delegation: Delegation) -> None:
         """Takes the place of a delegation that an earlier run offered."""

@@ -214,7 +214,7 @@ class Requester(PeerService):
         if delegation is not None and not delegation.ended and not await self.waits(delegation):
             await self.cancel(task_id, reason)
 
-    # What the provider is told
+    # Records of delegations, and messages to the provider
 
     async def delegation(self, task_id: TaskId) -> Delegation | None:
         found = await self._ledger.delegation_of(task_id)

@@ -320,7 +320,7 @@ class Inbox(PeerService):
         async with self._large:
             return await asyncio.to_thread(work)
 
-    # Acting on it
+    # Effects of an envelope
 
     async def _received(self, peer: Peer, envelope: ReceivedEnvelope, message: Message) -> wire.Received:
         if isinstance(message, wire.DeliveryAcks):

@@ -176,7 +176,7 @@ class OutboxSender(PeerService):
         except Refusal as refusal:
             self._note_unsaved(refusal)
 
-    # What there is to do
+    # Due messages
 
     def _news(self, peer_id: InstanceId) -> None:
         """A record about this peer has become durable."""
@@ -292,7 +292,7 @@ class OutboxSender(PeerService):
             wait_s = min(wait_s, max(0, min(wakes) - self._monotonic_ms()) / 1000)
         await wait_at_most(round_.news, wait_s)
 
-    # Doing it
+    # Delivery
 
     async def _bring(self, round_: _Round, key: DelegationKey, messages: Sequence[OutboxMessage]) -> None:
         try:
@@ -403,7 +403,7 @@ class OutboxSender(PeerService):
             },
         )
 
-    # Keeping what came of it
+    # Records of deliveries
 
     def _keep(self, move: OutboxMove) -> None:
         key = move.delegation
