@@ -49,7 +49,7 @@ port = 9000
 scheduler = true
 ```
 
-The home is named by `--home` or `{HOME_VARIABLE}`, else it is `{HOME_DEFAULT}`. {HOME_MEANING}
+`--home` or `{HOME_VARIABLE}` names the home, else it is `{HOME_DEFAULT}`. {HOME_MEANING}
 """
 
 

@@ -156,7 +156,7 @@ class GrpcSettings:
     public_address: str = setting(
         "",
         grpc_address,
-        "Where callers reach gRPC, as cards say it, if that is not the host of HTTP with this port: behind a proxy.",
+        "The address of gRPC in cards; empty: the host of HTTP with this port. Needed behind a proxy.",
     )
     message_bytes_max: int = setting(8 * MIB, whole(1024, 1024 * MIB), "Largest request (RESOURCE_EXHAUSTED above it).")
     calls_max: int = setting(
@@ -300,7 +300,7 @@ class DaemonSettings:
     )
     grace_ms: int = setting(10_000, whole(0, HOUR_MS), "How long a stop waits for work and requests under way.")
     sweep_interval_ms: int = setting(
-        1_000, whole(10, HOUR_MS), "Pause between two checks of deadlines, timeouts and retention."
+        1_000, whole(10, HOUR_MS), "Pause between two checks of deadlines, timeouts and undrained results."
     )
     clock_pause_ms: int = setting(
         60_000,

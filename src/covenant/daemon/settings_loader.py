@@ -29,7 +29,7 @@ from covenant.model.settings_field import Setting, setting_of
 FILE_NAME: Final = "settings.toml"
 AROUND_BYTES: Final = 64 * 1024
 """The bytes of a frame around tasks and results."""
-HOME_MEANING: Final = "Folder that holds the ledger, the keys, the socket and `settings.toml`."
+HOME_MEANING: Final = "The home is the folder that holds the ledger, the keys, the socket and `settings.toml`."
 FILE_WIDTH: Final = 110
 FILE_HEAD: Final = """\
 # Settings of this daemon. Each key has its default. To change it, remove the `#` before section and key.

@@ -44,7 +44,7 @@ _LEDGER: Final[tuple[tuple[str, str, Callable[[Counts], float]], ...]] = (
         "Delegations whose provider is silent: an operator decides.",
         lambda counts: counts.delegations_lost,
     ),
-    ("covenant_parcels", "Messages that wait for a peer.", lambda counts: counts.peer_outbox),
+    ("covenant_peer_outbox", "Messages that wait for a peer.", lambda counts: counts.peer_outbox),
     ("covenant_pushes_dead", "Push configurations that were given up.", lambda counts: counts.pushes_dead),
     ("covenant_archive_lag_records", "Durable records not archived yet.", lambda counts: counts.behind),
     (

@@ -68,7 +68,7 @@ class Limits:
     delegations_kept_max: int = setting(
         10_000, whole(1), "Most ended delegations that are listed; their tasks stay in history."
     )
-    parcels_per_peer_max: int = setting(
+    outbox_per_peer_max: int = setting(
         10_000, whole(1), "Most messages that wait for one peer. Above it no new delegation with the peer begins (429)."
     )
     envelopes_per_peer_max: int = setting(

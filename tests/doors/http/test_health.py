@@ -68,6 +68,7 @@ async def test_the_numbers_follow_what_happens(under_test: DoorsUnderTest) -> No
     assert seen["covenant_queue_depth", ()] == 1
     assert seen["covenant_leases", ()] == 1
     assert seen["covenant_results_undrained", ()] == 1
+    assert seen["covenant_peer_outbox", ()] == 0
     assert seen["covenant_tasks", ("result_pending",)] == 1
     assert seen["covenant_writer_failed", ()] == 0
     assert seen["covenant_holders_lost", ()] == 0

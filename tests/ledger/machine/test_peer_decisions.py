@@ -475,7 +475,7 @@ class TestDelivery:
         assert [seq for seq, _ in waiting(pure)] == left
 
     def test_nothing_new_is_begun_with_a_peer_for_whom_too_much_waits(self) -> None:
-        pure = known(limits=Limits(parcels_per_peer_max=2))
+        pure = known(limits=Limits(outbox_per_peer_max=2))
         pure.do(offering(1))
         pure.do(offering(2))
         assert refused(pure, offering(3)) == "outbox_full"

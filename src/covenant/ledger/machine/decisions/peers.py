@@ -300,7 +300,7 @@ def receive_from_peer(decide: DecisionContext, command: ReceiveFromPeer) -> Rece
 
 def _check_outbox(decide: DecisionContext, peer: InstanceId) -> None:
     """Refuses more messages for a peer that does not take them, so that the outbox stays bounded."""
-    most = decide.view.limits.parcels_per_peer_max
+    most = decide.view.limits.outbox_per_peer_max
     if decide.view.outbox_count(peer) >= most:
         raise decide.refuse(
             OverLimit(
