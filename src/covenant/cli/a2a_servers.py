@@ -16,11 +16,11 @@ from covenant.cli.options import (
     CommandGroup,
     Duration,
     Function,
-    given_before,
     given_home,
     home_option,
     local_command,
     read_text,
+    token_option,
 )
 from covenant.cli.terminal import ExitCode, Failure, Output, Unreachable, brief, json_shape, put, say
 from covenant.daemon.environment import environment
@@ -50,7 +50,7 @@ def remote_command(function: Function) -> Function:
     """Adds the options for calls to a command, which gets them as `Options` in its second argument."""
 
     @click.option("--token-env", metavar="NAME", help="The environment variable with the agent's token.")
-    @click.option("--token-file", metavar="FILE", help="The file with the agent's token.")
+    @token_option("The file with the agent's token.")
     @click.option(
         "--header", "headers", multiple=True, metavar="NAME:VALUE", help="A header to send, only to this host."
     )
@@ -68,7 +68,7 @@ def remote_command(function: Function) -> Function:
     ) -> None:
         from covenant.daemon.connect import Options
 
-        folder, token_file = given_home(home), given_before("token_file", token_file)
+        folder = given_home(home)
         token = read_token_file(Path(token_file).expanduser()) if token_file is not None else None
         own_url = _own_agent(target, folder)
         if own_url is not None:

@@ -23,7 +23,6 @@ from click.shell_completion import CompletionItem
 
 from covenant.cli.options import (
     Function,
-    given_before,
     given_home,
     home_option,
     json_option,
@@ -256,12 +255,11 @@ def daemon_command(
     def decorate(function: Function) -> click.Command:
         @wraps(function)
         def run(*, home: str | None, token_file: str | None, as_json: bool, **own: Any) -> None:
-            home, token_file = given_before("home", home), given_before("token_file", token_file)
             with connect(given_home(home), token_file) as client:
                 function(Invocation(client, kind, home=home, token_file=token_file, as_json=as_json), **own)
 
         shape = json_shape(kind, *fields) + epilog
-        return make_command(group, name, run, shape, home_option(), token_option, json_option())
+        return make_command(group, name, run, shape, home_option(), token_option(), json_option())
 
     return decorate
 

@@ -15,7 +15,6 @@ import click
 from covenant.cli.daemon_client import connect
 from covenant.cli.options import (
     CommandGroup,
-    given_before,
     given_home,
     home_option,
     local_command,
@@ -74,7 +73,7 @@ def init(output: Output, *, file: Path, home: str | None) -> None:
         return
     for path, new in written:
         put(f"wrote {near(path)}" if new else f"{near(path)} is there already, and stays as it is")
-    given = "" if home is None and given_before("home", None) is None else f" --home {shlex.quote(near(folder))}"
+    given = "" if home is None else f" --home {shlex.quote(near(folder))}"
     say(f"next: {program()}{given} serve {shlex.quote(str(file))}")
     say(f"then, in another terminal: {program()}{given} call hello world")
 
@@ -91,7 +90,7 @@ def _write_new(path: Path, text: str) -> bool:
 
 @local_command(settings, "show", "settings", "shown_from", "settings")
 @home_option("The home whose daemon is asked, or whose settings.toml is read.", fallback=False)
-@token_option
+@token_option()
 @click.option("--files", is_flag=True, help="Show the settings that the next start would use, even if a daemon runs.")
 def show_settings(output: Output, *, home: str | None, token_file: str | None, files: bool) -> None:
     """Show every setting: its value, the source of the value, and its meaning.
@@ -99,10 +98,10 @@ def show_settings(output: Output, *, home: str | None, token_file: str | None, f
     Shows the settings in force in the running daemon. If none runs, shows those of settings.toml and the environment.
     An invalid value is then an error, as it is for `covenant serve`.
     """
-    found = None if files else _settings_in_force(given_home(home), given_before("token_file", token_file))
+    found = None if files else _settings_in_force(given_home(home), token_file)
     shown_from = "files" if found is None else "daemon"
     if found is None:
-        found = _settings_in_files(given_before("home", home))
+        found = _settings_in_files(home)
     if output.answer({"shown_from": shown_from, "settings": found}):
         return
     made = []

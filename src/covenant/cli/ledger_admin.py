@@ -17,7 +17,6 @@ from covenant.cli.daemon_client import Invocation, connect, daemon_command
 from covenant.cli.options import (
     CommandGroup,
     Function,
-    given_before,
     given_home,
     home_option,
     local_command,
@@ -158,7 +157,7 @@ def _settings(url: str | None, home: str | None) -> Settings:
     from covenant.daemon.settings_loader import load
 
     try:
-        settings = load({"ledger.url": url}, environment(), home=given_before("home", home)).settings
+        settings = load({"ledger.url": url}, environment(), home=home).settings
     except CovenantError as error:
         raise Failure("bad_setting", str(error)) from error
     if not settings.ledger.url:
@@ -179,7 +178,7 @@ def _run(doing: Callable[[], Awaitable[T]]) -> T:
 @local_command(None, "backup", "backup", "file", "backup_id", "position", "made_at_ms", "bytes")
 @click.argument("file", type=click.Path(dir_okay=False))
 @home_option("The home to back up.")
-@token_option
+@token_option()
 def backup(output: Output, *, file: str, home: str | None, token_file: str | None) -> None:
     """Write the home into FILE: the ledger as it is at one position, the settings, agents, keys and the token.
 
@@ -193,7 +192,7 @@ def backup(output: Output, *, file: str, home: str | None, token_file: str | Non
         )
     folder = given_home(home)
     try:
-        with _staged(folder, given_before("token_file", token_file)) as staged:
+        with _staged(folder, token_file) as staged:
             manifest, size = _write(file, folder, staged)
     except OSError as error:
         raise Failure("cannot_write", f"{error.filename or file}: {error.strerror or error}") from error

@@ -86,14 +86,20 @@ def local_command(group: click.Group | None, name: str, kind: str, *fields: str)
     return decorate
 
 
+def given_before(ctx: click.Context, param: click.Parameter, given: str | None) -> str | None:
+    """The callback of an option that may also stand right after `covenant`."""
+    return given if given is not None else ctx.find_root().params.get(param.name or "")
+
+
 def home_option(meaning: str = "The daemon's home.", *, fallback: bool = True) -> Callable[[Function], Function]:
     where = " Default: COVENANT_HOME, else ~/.covenant." if fallback else ""
-    return click.option("--home", metavar="FOLDER", help=meaning + where)
+    return click.option("--home", metavar="FOLDER", callback=given_before, help=meaning + where)
 
 
-token_option: Final = click.option(
-    "--token-file", metavar="FILE", help="Call as the holder of this token instead of as operator."
-)
+def token_option(
+    meaning: str = "Call as the holder of this token instead of as operator.",
+) -> Callable[[Function], Function]:
+    return click.option("--token-file", metavar="FILE", callback=given_before, help=meaning)
 
 
 def certificate_option(whom: str) -> Callable[[Function], Function]:
@@ -128,16 +134,8 @@ def follow_option(meaning: str) -> Callable[[Function], Function]:
     )
 
 
-def given_before(name: str, value: str | None) -> str | None:
-    """The value of an option that may also stand right after `covenant`."""
-    if value is not None:
-        return value
-    first: str | None = click.get_current_context().find_root().params.get(name)
-    return first
-
-
 def given_home(home: str | None) -> Path:
-    return find_home(given_before("home", home), environment())[0]
+    return find_home(home, environment())[0]
 
 
 class Duration(click.ParamType[int]):

@@ -71,7 +71,6 @@ def _serve(
     from covenant.daemon.lifecycle import DaemonAddresses, run_daemon
 
     flags = {name.replace("__", "."): value for name, value in given.items()}
-    home = given_before("home", home)
     if demo and home is None:
         home = str(make_demo_home(Path.cwd()))
 
@@ -120,7 +119,12 @@ serve: Final = click.Command(
         ),
         click.Option(["--reload"], is_flag=True, help="Load FILES again whenever they change: for development."),
         click.Option(["--demo"], is_flag=True, help="Run a demo in ./.demo, with sample agents."),
-        click.Option(["--home"], metavar="FOLDER", help="The home. Default: COVENANT_HOME, else ~/.covenant."),
+        click.Option(
+            ["--home"],
+            metavar="FOLDER",
+            callback=given_before,
+            help="The home. Default: COVENANT_HOME, else ~/.covenant.",
+        ),
         *(_flag(entry) for entry in entries()),
     ],
 )
@@ -151,7 +155,7 @@ def _has_screen() -> bool:
 
 @click.command("mcp")
 @home_option()
-@token_option
+@token_option()
 @click.option("--url", metavar="URL", help="The daemon's HTTP address. Default: the address in its home.")
 def mcp(*, home: str | None, token_file: str | None, url: str | None) -> None:
     """Serve a running daemon's tools to an MCP client over stdio.
@@ -160,7 +164,7 @@ def mcp(*, home: str | None, token_file: str | None, url: str | None) -> None:
     that speak HTTP can use the daemon's /mcp instead. Needs the extra `mcp`, here and at the daemon.
     """
     folder = given_home(home)
-    token = read_token(folder, given_before("token_file", token_file), environment())
+    token = read_token(folder, token_file, environment())
     found = url or url_in(folder)
     if found is None:
         raise Unreachable(
