@@ -10,7 +10,6 @@ from covenant.doors.operator_api.daemon_operations import (
     BackupEnded,
     DrainProgress,
     NodeList,
-    NodeShown,
     SettingShown,
     SettingsShown,
 )
@@ -61,13 +60,6 @@ from covenant.doors.operator_api.operation import (
     error_of,
     fill,
 )
-from covenant.doors.operator_api.schedule_operations import (
-    ScheduleAnswer,
-    ScheduleList,
-    ScheduleRemoved,
-    ScheduleRun,
-    ScheduleShown,
-)
 from covenant.doors.operator_api.tasks import (
     AnsweredTask,
     AutoRetried,
@@ -93,6 +85,11 @@ from covenant.doors.operator_api.tenants import (
     AgentList,
     AgentRemovedAnswer,
     AgentShown,
+    ScheduleAnswer,
+    ScheduleList,
+    ScheduleRemoved,
+    ScheduleRun,
+    ScheduleShown,
     TenantAdded,
     TenantChanged,
     TenantList,
@@ -106,6 +103,7 @@ from covenant.exchange.frame_log import LoggedFrame
 from covenant.exchange.repair_service import BulkOutcome
 from covenant.exchange.schedules import Moment
 from covenant.exchange.task_logs import LogLine
+from covenant.ledger.contract.ledger import LedgerNode
 from covenant.ledger.contract.retention import SearchedPlace
 from covenant.ledger.contract.task_query import AgentLanes, FoundTask, LaneCounts
 from covenant.ledger.contract.tasks import LeaseRecord, QueueEntry, TreeNode, UpdateRecord
@@ -720,7 +718,7 @@ GOLDEN: list[tuple[ApiAnswer, str]] = [
     (PushRetried(push=PUSH), f'{{"kind":"a2a_push_retried","push":{PUSH_JSON}}}'),
     (
         NodeList(
-            nodes=(NodeShown(node="n", boot="b", alive=True, left=False, started_at_ms=1, seen_at_ms=2, leases=3),)
+            nodes=(LedgerNode(node="n", boot="b", alive=True, left=False, started_at_ms=1, seen_at_ms=2, leases=3),)
         ),
         (
             '{"kind":"node_list","nodes":[{"node":"n","boot":"b","alive":true,"left":false,"started_at_ms":1,"seen_at_ms":2,'

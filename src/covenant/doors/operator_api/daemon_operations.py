@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 
 from covenant.doors.operator_api.operation import AnyApiOperation, ApiAnswer, ApiOperation, Services, fill
 from covenant.exchange.access.principals import Principal, require_operator
-from covenant.ledger.embedded.backup_file import StagedBackup
+from covenant.ledger.contract.ledger import LedgerNode
+from covenant.ledger.embedded.backup_file import StagedBackup, StagedBackups
 from covenant.model.errors import Invalid, NotFound, Unavailable
 from covenant.wire.mailbox import EmptyRequest, StrictRequest, Whole
 
@@ -26,14 +27,8 @@ class EndBackupRequest(StrictRequest, frozen=True, kw_only=True):
     backup_id: str = ""
 
 
-class BackupBegun(ApiAnswer, frozen=True, kw_only=True, tag="backup_begun"):
-    """`folder`, on the daemon's machine, has the ledger through record `position`, until `end_backup`."""
-
-    id: str
-    folder: str
-    position: int
-    incarnation: str
-    made_at_ms: int
+class BackupBegun(ApiAnswer, StagedBackup, frozen=True, kw_only=True, tag="backup_begun"):
+    """`folder` is on the daemon's machine, and stays until `end_backup`."""
 
 
 class BackupEnded(ApiAnswer, frozen=True, kw_only=True, tag="backup_ended"):
@@ -55,18 +50,7 @@ class SettingsShown(ApiAnswer, frozen=True, kw_only=True, tag="settings"):
     settings: tuple[SettingShown, ...]
 
 
-class BackupOperations(Protocol):
-    """Backups of a ledger in files."""
-
-    @property
-    def warning(self) -> str | None:
-        """A warning about the segments that are shipped; None if there is none."""
-
-    async def begin(self) -> StagedBackup: ...
-    async def end(self, backup_id: str) -> bool: ...
-
-
-def _backups(services: Services) -> BackupOperations:
+def _backups(services: Services) -> StagedBackups:
     if services.backups is None:
         raise Unavailable("no_backup", "the ledger is on PostgreSQL: its own tools make backups of it (pg_dump)")
     return services.backups
@@ -163,28 +147,13 @@ async def show_settings(services: Services, caller: Principal, _: EmptyRequest) 
     return SettingsShown(settings=services.settings)
 
 
-class NodeShown(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """`left`: the node was stopped, and said so. A node that is neither alive nor has left is lost.
-
-    `leases`: those that the node's agents hold. If the node is not alive, they have lost their holder.
-    """
-
-    node: str
-    boot: str
-    alive: bool
-    left: bool
-    started_at_ms: int
-    seen_at_ms: int
-    leases: int
-
-
 class NodeList(ApiAnswer, frozen=True, kw_only=True, tag="node_list"):
-    nodes: tuple[NodeShown, ...]
+    nodes: tuple[LedgerNode, ...]
 
 
 async def list_nodes(services: Services, caller: Principal, _: EmptyRequest) -> NodeList:
     await require_operator(services.ledger, caller, "nodes")
-    return NodeList(nodes=tuple([fill(NodeShown, node) for node in await services.ledger.nodes()]))
+    return NodeList(nodes=tuple(await services.ledger.nodes()))
 
 
 OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (

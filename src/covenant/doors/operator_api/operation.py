@@ -35,9 +35,10 @@ from covenant.wire.ipc_frames import FRAME_BYTES_MAX
 from covenant.wire.mailbox import Request, Wrapped
 
 if TYPE_CHECKING:
-    from covenant.doors.operator_api.daemon_operations import BackupOperations, SettingShown
+    from covenant.doors.operator_api.daemon_operations import SettingShown
     from covenant.doors.operator_api.inspection import AgentInspector
     from covenant.doors.operator_api.peers import PeerOperations
+    from covenant.ledger.embedded.backup_file import StagedBackups
 
 
 T = TypeVar("T")
@@ -142,7 +143,7 @@ class Services:
     """None: peers are switched off."""
     login_codes: LoginCodes | None = None
     """None: this daemon serves no dashboard."""
-    backups: BackupOperations | None = None
+    backups: StagedBackups | None = None
     """None: the ledger is no folder of files."""
     removals: TenantRemovals | None = None
     """None: there is no home to search."""

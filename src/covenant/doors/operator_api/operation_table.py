@@ -13,7 +13,6 @@ from covenant.doors.operator_api import (
     inspection,
     mailbox,
     peers,
-    schedule_operations,
     tasks,
     tenants,
 )
@@ -26,7 +25,6 @@ OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
     *attention.OPERATIONS,
     *identities.OPERATIONS,
     *tenants.OPERATIONS,
-    *schedule_operations.OPERATIONS,
     *file_transfer.OPERATIONS,
     *peers.OPERATIONS,
     *delegation.OPERATIONS,
