@@ -20,18 +20,7 @@ from covenant.cli.options import (
     limit_option,
     replace_option,
 )
-from covenant.cli.terminal import (
-    ExitCode,
-    Failure,
-    ago,
-    brief,
-    clock_time,
-    console,
-    distance,
-    put,
-    say,
-    table,
-)
+from covenant.cli.terminal import ExitCode, Failure, ago, brief, clock_time, console, distance, put, say, table
 
 PREFIXES: Final = ("a2a.send.", "a2a.recv.", "a2a.respond.")
 MATCHES_MAX: Final = 16
@@ -286,7 +275,8 @@ def recent_audit(call: Invocation, *, limit: int, follow: bool, kind: str | None
     With --json and --follow it prints an object whenever rows were written.
     """
     filters["type"], since_ms = kind, filters["since_ms"]
-    events = _newest_audit(call, limit, filters)
+    pages = list(_audit_pages(call, filters, limit))
+    events = [event for page in reversed(pages) for event in page]
     answer = {"limit": limit, "since_ms": since_ms, "events": events}
     call.show_table(answer, ("when", "who", "what", "details"), map(_audit_row, events), empty="no audit rows")
     if follow:
@@ -294,16 +284,19 @@ def recent_audit(call: Invocation, *, limit: int, follow: bool, kind: str | None
             _follow_audit(call, events, filters)
 
 
-def _newest_audit(call: Invocation, limit: int, filters: dict[str, Any]) -> list[dict[str, Any]]:
-    """Says that there may be more rows: with a filter, the daemon looks at a bounded number of rows for one answer."""
-    found: list[dict[str, Any]] = []
-    below = None
-    while True:
-        page = call.ask("recent_audit", limit=limit - len(found), below=below, **filters)
-        found = [*page["events"], *found]
-        below = page["next"]
-        if below is None or len(found) == limit:
-            return found
+def _audit_pages(call: Invocation, filters: dict[str, Any], most: int | None) -> Iterator[list[dict[str, Any]]]:
+    """Pages of rows, the newest page first, until there are `most` rows or no more.
+
+    With a filter, the daemon looks at a bounded number of rows for one page, so a page may have few.
+    """
+    found, below = 0, None
+    while most is None or found < most:
+        limit = AUDIT_ROWS_MAX if most is None else most - found
+        page = call.ask("recent_audit", limit=limit, below=below, **filters)
+        yield page["events"]
+        found, below = found + len(page["events"]), page["next"]
+        if below is None:
+            return
 
 
 @daemon_command(audit, "export", "audit_exported", "file", "count")
@@ -316,17 +309,9 @@ def export_audit(call: Invocation, *, file: str | None, replace: bool, kind: str
     Without FILE, or with `-`, it writes to standard output. FILE appears when it is complete; only its owner can read
     it.
     """
-    write_lines(call, file, _all_audit(call, filters | {"type": kind}), "audit row(s)", replace=replace)
-
-
-def _all_audit(call: Invocation, filters: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    below = None
-    while True:
-        page = call.ask("recent_audit", limit=AUDIT_ROWS_MAX, below=below, **filters)
-        yield from reversed(page["events"])
-        below = page["next"]
-        if below is None:
-            return
+    pages = _audit_pages(call, filters | {"type": kind}, None)
+    newest_first = (event for page in pages for event in reversed(page))
+    write_lines(call, file, newest_first, "audit row(s)", replace=replace)
 
 
 def _follow_audit(call: Invocation, events: list[dict[str, Any]], filters: dict[str, Any]) -> None:

@@ -15,21 +15,12 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import wraps
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 import click
 from click.shell_completion import CompletionItem
 
-from covenant.cli.options import (
-    Function,
-    given_home,
-    home_option,
-    json_option,
-    make_command,
-    program,
-    token_option,
-)
+from covenant.cli.options import Function, given_home, home_option, json_option, make_command, program, token_option
 from covenant.cli.terminal import Failure, Output, Unreachable, brief, json_shape, put, say, written
 from covenant.daemon.environment import TOKEN_VARIABLE, environment, find_home, now_ms
 from covenant.wire.ipc_frames import HEADER_BYTES, encode_frame, frame_length
@@ -57,9 +48,7 @@ class DaemonClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -13,15 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from covenant.cli.daemon_client import connect
-from covenant.cli.options import (
-    CommandGroup,
-    given_home,
-    home_option,
-    local_command,
-    near,
-    program,
-    token_option,
-)
+from covenant.cli.options import CommandGroup, given_home, home_option, local_command, near, program, token_option
 from covenant.cli.terminal import ExitCode, Failure, Output, Unreachable, print_table, put, say
 from covenant.daemon.environment import PASSPHRASE_FILE_VARIABLE, PASSPHRASE_VARIABLE, environment, now_ms
 from covenant.model.errors import CovenantError, HomeLocked
@@ -187,7 +179,6 @@ def doctor(output: Output, *, home: str | None, accept_loss: bool, rebuild_archi
 
 def _accept(folder: Path, repair_plan: RepairPlan) -> Path:
     from covenant.daemon.doctor.ledger_repair import carry_out
-    from covenant.daemon.environment import now_ms
     from covenant.ledger.embedded.journal.recovery import lock_home
 
     with lock_home(folder):
@@ -198,7 +189,6 @@ def _accept(folder: Path, repair_plan: RepairPlan) -> Path:
 
 def _rebuild(folder: Path) -> Path | None:
     from covenant.daemon.doctor.ledger_repair import rebuild_archive
-    from covenant.daemon.environment import now_ms
     from covenant.daemon.settings import ledger_limits
     from covenant.daemon.settings_loader import load
     from covenant.ledger.embedded.journal.recovery import lock_home

@@ -14,14 +14,7 @@ import click
 
 import covenant
 from covenant.cli.daemon_client import Invocation, connect, daemon_command
-from covenant.cli.options import (
-    CommandGroup,
-    Function,
-    given_home,
-    home_option,
-    local_command,
-    token_option,
-)
+from covenant.cli.options import CommandGroup, Function, given_home, home_option, local_command, token_option
 from covenant.cli.terminal import Failure, Output, ago, print_table, put, say
 from covenant.daemon.environment import PASSPHRASE_VARIABLE, environment, now_ms
 from covenant.model.errors import CovenantError, HomeLocked

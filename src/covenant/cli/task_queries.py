@@ -64,10 +64,9 @@ FIELDS: Final = (
     "task_id parent context_id tenant agent sender task_kind key origin state a2a_state attempt created_at_ms "
     "updated_at_ms deadline_ms outcome cause lease_id leased_to leased_at_ms holder_lost intent error_message remote"
 ).split()
-FILTERS: Final = frozenset(
-    "states outcomes agent sender tenant task_kind origin parent context key cause attempt_min since until moved_since "
-    "text".split()
-)
+AGES: Final = ("since", "until", "moved_since")
+PLAIN_FILTERS: Final = "agent sender tenant task_kind origin parent context key cause attempt_min text".split()
+FILTERS: Final = frozenset(("states", "outcomes", *AGES, *PLAIN_FILTERS))
 
 
 def queue_options(function: Function) -> Function:
@@ -368,13 +367,8 @@ def filters(given: dict[str, Any]) -> dict[str, Any]:
     query = {
         "state": ",".join(given["states"] or ()) or None,
         "outcome": ",".join(given["outcomes"] or ()) or None,
-        "since_ms": now - given["since"] if given["since"] is not None else None,
-        "until_ms": now - given["until"] if given["until"] is not None else None,
-        "moved_since_ms": now - given["moved_since"] if given["moved_since"] is not None else None,
-        **{
-            name: given[name]
-            for name in "agent sender tenant task_kind origin parent context key cause attempt_min text".split()
-        },
+        **{f"{name}_ms": now - given[name] for name in AGES if given[name] is not None},
+        **{name: given[name] for name in PLAIN_FILTERS},
     }
     return {name: value for name, value in query.items() if value is not None}
 
@@ -397,9 +391,7 @@ def pages(call: Invocation, query: dict[str, Any], most: int | None) -> Iterator
     "--order", type=click.Choice(("created", "moved")), default="created", show_default=True, help="The order."
 )
 @click.option("--oldest-first", "ascending", is_flag=True, help="Instead of the newest first.")
-@click.option(
-    "--limit", "-n", type=click.IntRange(min=1), default=50, show_default=True, help="Maximum number of rows."
-)
+@limit_option(50)
 @click.option("--after", metavar="CURSOR", help="Continue after another list: its `next`.")
 @click.option("--count", "only_count", is_flag=True, help="Only print the number of tasks.")
 @click.option("--csv", "as_csv", is_flag=True, help="As comma-separated values, with the names of the columns first.")
