@@ -24,16 +24,7 @@ from covenant.ledger.embedded.journal.recovery import TornTail
 from covenant.ledger.embedded.queues import BodyNeeded, ReadBodies
 from covenant.ledger.embedded.reads import CATCH_UP_S, Reads, Storage
 from covenant.ledger.embedded.state import LedgerState
-from covenant.ledger.machine.commands import (
-    Accept,
-    Advance,
-    Command,
-    Drain,
-    GiveBack,
-    Report,
-    TaskCommand,
-    Withdraw,
-)
+from covenant.ledger.machine.commands import Accept, Advance, Command, Drain, GiveBack, Report, TaskCommand, Withdraw
 from covenant.ledger.machine.decisions import DECISIONS, Decision, decide
 from covenant.ledger.machine.decisions.context import CommandRefused, DecisionContext
 from covenant.ledger.machine.entry import Entry

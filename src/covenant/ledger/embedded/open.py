@@ -25,17 +25,11 @@ from covenant.ledger.contract.retention import SearchedPlace
 from covenant.ledger.embedded import fault_points
 from covenant.ledger.embedded.archive.archive import Archive
 from covenant.ledger.embedded.archive.archive_file import ARCHIVE_NAME, copy_database
-from covenant.ledger.embedded.archive.archive_writer import ArchiveWriter, WriterProcess
+from covenant.ledger.embedded.archive.archive_writer import WriterProcess
 from covenant.ledger.embedded.archive.history import History
 from covenant.ledger.embedded.archive.seen_filter import SeenIds, save
 from covenant.ledger.embedded.byte_search import run_apart, search_apart
-from covenant.ledger.embedded.disk import (
-    make_owned_folder,
-    make_private_folder,
-    replace_private,
-    unusable,
-    unusable_by,
-)
+from covenant.ledger.embedded.disk import make_owned_folder, make_private_folder, replace_private, unusable, unusable_by
 from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.ledger.embedded.journal import snapshot
 from covenant.ledger.embedded.journal.journal import SEGMENT_BYTES, Durability, Journal, MemoryJournal
@@ -168,16 +162,6 @@ async def cover(seen: SeenIds, history: History) -> None:
         seen.cover(task_ids, through)
 
 
-def follow(
-    journal: Journal | MemoryJournal,
-    archive: Archive,
-    on_archived: Callable[[int], None],
-    open_for_writing: Callable[[], ArchiveWriter] | None = None,
-) -> None:
-    archive.start(journal, on_archived, open_for_writing)
-    archive.notify(journal.durable_seq)
-
-
 class FileStorage:
     """`apart`: a process of its own writes the archive, which costs its start and spares the loop its work."""
 
@@ -204,12 +188,9 @@ class FileStorage:
         self._shipped = shipped
 
     def follow(self, on_archived: Callable[[int], None]) -> None:
-        follow(
-            self.journal,
-            self.archive,
-            on_archived,
-            partial(WriterProcess, self.archive.path, self.journal) if self._apart else None,
-        )
+        writer = partial(WriterProcess, self.archive.path, self.journal) if self._apart else None
+        self.archive.start(self.journal, on_archived, writer)
+        self.archive.notify(self.journal.durable_seq)
 
     def state_at(self, seq: int, limits: Limits) -> LedgerState:
         return state_at(self._folder, seq, limits)
@@ -285,7 +266,8 @@ class MemoryStorage:
         self.seen = seen
 
     def follow(self, on_archived: Callable[[int], None]) -> None:
-        follow(self.journal, self.archive, on_archived)
+        self.archive.start(self.journal, on_archived)
+        self.archive.notify(self.journal.durable_seq)
 
     def state_at(self, _seq: int, _limits: Limits) -> LedgerState:
         raise AssertionError("memory does not fail, so there is nothing to go back to")

@@ -9,22 +9,8 @@ import msgspec
 from covenant.ledger.machine.states import FINISHED, LEASED, State
 from covenant.model.clock_steps import STEADY, Ages
 from covenant.model.ids import LeaseId, PublicKey
-from covenant.model.task import (
-    CacheKey,
-    Cause,
-    Ending,
-    Lease,
-    Result,
-    Task,
-    cache_key,
-    without_body,
-)
-from covenant.model.task_event import (
-    Interruption,
-    MessageUpdate,
-    Signal,
-    Wait,
-)
+from covenant.model.task import CacheKey, Cause, Ending, Lease, Result, Task, cache_key, without_body
+from covenant.model.task_event import Interruption, MessageUpdate, Signal, Wait
 
 replace = msgspec.structs.replace
 

@@ -34,17 +34,8 @@ from covenant.ledger.machine.events import (
 )
 from covenant.ledger.machine.states import LEASED, SETTLED, TRANSITIONS, State
 from covenant.model.content import Text
-from covenant.model.task import (
-    weigh,
-    weigh_result,
-)
-from covenant.model.task_event import (
-    ArtifactUpdate,
-    Interruption,
-    StepUpdate,
-    weigh_message,
-    weigh_signal,
-)
+from covenant.model.task import weigh, weigh_result
+from covenant.model.task_event import ArtifactUpdate, Interruption, StepUpdate, weigh_message, weigh_signal
 
 SAID_MAX: Final = 16
 """The number of recent messages to a task that are recognised when they are repeated."""

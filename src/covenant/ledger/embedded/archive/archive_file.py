@@ -120,13 +120,9 @@ def _prepare(db: sqlite3.Connection, path: Path, *, lasting: bool) -> None:
         made = "\n".join(map(statement, missing))
         db.executescript(f"BEGIN;\n{made}\nPRAGMA user_version = {SCHEMA_VERSION};\nCOMMIT;")
     elif missing is None:
-        raise _unknown_layout(path, version)
+        raise Damaged(str(path), 0, f"the archive has layout {version}, and this program knows {SCHEMA_VERSION}")
     db.executescript(statement("rejects_schema"))
     db.executescript(statement("shelving"))
-
-
-def _unknown_layout(path: Path, version: int) -> Damaged:
-    return Damaged(str(path), 0, f"the archive has layout {version}, and this program knows {SCHEMA_VERSION}")
 
 
 def cannot_open(path: Path, error: sqlite3.Error) -> CovenantError:

@@ -15,6 +15,8 @@ from msgspec import Raw
 from covenant.ledger.embedded.archive.sql import Row
 from covenant.ledger.machine.events import AnyEvent
 from covenant.ledger.machine.states import State
+from covenant.model.ids import AgentId
+from covenant.model.task import Lease
 
 QUEUED, LEASED, PARKED, FOLLOWING, SETTLED, DRAINED = (state.wire_name for state in State)
 
@@ -122,18 +124,13 @@ class Rows:
 # The decoded parts of a line.
 
 
-class _Agent(msgspec.Struct, frozen=True, gc=False):
-    display: str
-    pubkey: str
-
-
 class _Idempotency(msgspec.Struct, frozen=True, gc=False):
     key: str
 
 
 class RememberedRequest(msgspec.Struct, frozen=True, gc=False):
-    sender: _Agent
-    recipient: _Agent
+    sender: AgentId
+    recipient: AgentId
     tenant: str | None = None
     context_id: str | None = None
     parent: str | None = None
@@ -148,16 +145,6 @@ class RememberedRequest(msgspec.Struct, frozen=True, gc=False):
         return bool(self.tenant or self.context_id)
 
 
-class _Lease(msgspec.Struct, frozen=True, gc=False):
-    lease_id: str
-    leased_to: _Agent
-    leased_at_ms: int
-    attempt: int
-    renewed_at_ms: int = 0
-    node: str | None = None
-    boot: str | None = None
-
-
 class _Kind(msgspec.Struct, frozen=True, gc=False):
     type: str
     state: str = "working"
@@ -168,7 +155,7 @@ class _AuditRow(msgspec.Struct, frozen=True, gc=False):
 
 
 decode_request: Final = msgspec.json.Decoder(RememberedRequest).decode
-_lease: Final = msgspec.json.Decoder(_Lease).decode
+_lease: Final = msgspec.json.Decoder(Lease).decode
 _kind: Final = msgspec.json.Decoder(_Kind).decode
 decode_audit_row: Final = msgspec.json.Decoder(_AuditRow).decode
 

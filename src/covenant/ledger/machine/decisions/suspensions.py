@@ -15,14 +15,7 @@ from covenant.ledger.machine.commands import Advance, Advanced, Continue, Report
 from covenant.ledger.machine.decisions.acceptance import check_account
 from covenant.ledger.machine.decisions.context import DecisionContext, find_task, takes_no_more, unknown_task
 from covenant.ledger.machine.entry import Entry
-from covenant.ledger.machine.events import (
-    MessageKept,
-    SignalKept,
-    SignalTaken,
-    TaskResumed,
-    TaskSuspended,
-    TaskUpdated,
-)
+from covenant.ledger.machine.events import MessageKept, SignalKept, SignalTaken, TaskResumed, TaskSuspended, TaskUpdated
 from covenant.ledger.machine.evolution import SIGNAL_MARK
 from covenant.ledger.machine.states import FOLLOWING
 from covenant.model.content import Text
