@@ -110,32 +110,25 @@ class _Calls:
             waiting.set_result(answered)
 
     async def one(self, call: Call, *, step: str = "") -> Answer:
-        return (await self._ask(ProgramCall(id=next(self._ids), verb="one", calls=(_as_call(call),), name=step)))[0]
+        return (await self.ask(verb="one", calls=(_as_call(call),), name=step)).answers[0]
 
     async def all(self, calls: Sequence[Calling], *, step: str = "") -> tuple[Answer, ...]:
-        requests = tuple(map(_as_call, calls))
-        return await self._ask(ProgramCall(id=next(self._ids), verb="all", calls=requests, name=step))
+        return (await self.ask(verb="all", calls=tuple(map(_as_call, calls)), name=step)).answers
 
     async def quorum(self, wanted: int, calls: Sequence[Calling], *, step: str = "") -> tuple[Answer, ...]:
         requests = tuple(map(_as_call, calls))
-        return await self._ask(ProgramCall(id=next(self._ids), verb="quorum", calls=requests, wanted=wanted, name=step))
+        return (await self.ask(verb="quorum", calls=requests, wanted=wanted, name=step)).answers
 
     async def answer(self, child: Answer | str, what: Sendable, *, step: str = "") -> Answer:
         child_id = child.task_id if isinstance(child, Answer) else child
-        request = ProgramCall(id=next(self._ids), verb="answer", child=child_id, parts=parts_of(what), name=step)
-        return (await self._ask(request))[0]
-
-    async def ask(self, **given: Any) -> ProgramCallAnswer:
-        return await self._exchange(ProgramCall(id=next(self._ids), **given))
+        return (await self.ask(verb="answer", child=child_id, parts=parts_of(what), name=step)).answers[0]
 
     def send(self, **given: Any) -> None:
         """Sends a call without waiting for an answer."""
         self._output.write_line(_encode(ProgramCall(id=next(self._ids), **given)))
 
-    async def _ask(self, request: ProgramCall) -> tuple[Answer, ...]:
-        return (await self._exchange(request)).answers
-
-    async def _exchange(self, request: ProgramCall) -> ProgramCallAnswer:
+    async def ask(self, **given: Any) -> ProgramCallAnswer:
+        request = ProgramCall(id=next(self._ids), **given)
         waiting: asyncio.Future[ProgramCallAnswer] = asyncio.get_running_loop().create_future()
         self._waiting[request.id] = waiting
         self._output.write_line(_encode(request))

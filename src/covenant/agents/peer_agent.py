@@ -22,16 +22,7 @@ from covenant.agents.runtime.job import Job
 from covenant.model.content import Content, Json, Resource, ResourceLink, Text
 from covenant.model.errors import OverLimit, Refusal, Unavailable
 from covenant.model.ids import TaskId
-from covenant.model.peers.delegation import (
-    ARTIFACT,
-    CANCELLED,
-    CANCELLING,
-    COMPLETED,
-    LOST,
-    PROOF,
-    TIMEOUT,
-    Delegation,
-)
+from covenant.model.peers.delegation import ARTIFACT, CANCELLED, CANCELLING, COMPLETED, LOST, PROOF, TIMEOUT, Delegation
 from covenant.model.peers.delegation_messages import DelegationResult, usage_amounts
 from covenant.model.rate_limits import Backoff
 from covenant.model.sanitizer import unreserved_parts, without_reserved

@@ -239,13 +239,7 @@ def _words(job: Job) -> str:
 
 def hop_of(task: Task) -> Hop:
     """The chain of calls up to this one. A delegated task already is the call itself."""
-    hop = Hop(
-        depth=task.depth,
-        chain=task.chain,
-        deadline_ms=task.deadline_ms,
-        traceparent=task.traceparent,
-        tracestate=task.tracestate,
-    )
+    hop = Hop(**{name: getattr(task, name) for name in Hop.__struct_fields__})
     return hop if task.origin == DELEGATION else hop.next(task.recipient.pubkey)
 
 

@@ -174,7 +174,7 @@ async def _dead_pushes(services: Services, operator: Principal) -> Sequence[Need
 async def _parked(services: Services, operator: Principal) -> Sequence[Need]:
     """The tasks that were sent first; of these, the longest wait comes first."""
     found, total = await _waiting_for_sender(services, operator)
-    found.sort(key=_moved_at_ms)
+    found.sort(key=lambda task: task.updated_at_ms)
     return [
         Need(
             what="parked_long",
@@ -210,10 +210,6 @@ async def _waiting_for_sender(services: Services, operator: Principal) -> tuple[
         page = await services.ledger.find(msgspec.structs.replace(query, after=page.next, count=False))
         found += page.tasks
     return found[:LISTED_MAX], total
-
-
-def _moved_at_ms(task: FoundTask) -> int:
-    return task.updated_at_ms
 
 
 async def _refused_logins(services: Services, operator: Principal) -> Sequence[Need]:

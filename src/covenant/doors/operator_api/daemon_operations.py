@@ -129,17 +129,8 @@ async def _progress(services: Services) -> DrainProgress:
     counts = await services.ledger.counts()
     if status.drained:
         services.intake.outcome_read.set()
-    return DrainProgress(
-        draining=status.draining,
-        drained=status.drained,
-        running=status.running,
-        left_ms=status.left_ms,
-        handed_back=status.handed_back,
-        leased=counts.leased,
-        queued=counts.queued,
-        parked=counts.parked,
-        results=counts.settled,
-    )
+    of_ledger = {"leased": counts.leased, "queued": counts.queued, "parked": counts.parked, "results": counts.settled}
+    return fill(DrainProgress, status, **of_ledger)
 
 
 async def show_settings(services: Services, caller: Principal, _: EmptyRequest) -> SettingsShown:

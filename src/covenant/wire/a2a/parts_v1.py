@@ -11,18 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from covenant.model.a2a_requests import Message
-from covenant.model.content import (
-    Audio,
-    Content,
-    Embedded,
-    File,
-    Image,
-    Json,
-    Resource,
-    ResourceLink,
-    Size,
-    Text,
-)
+from covenant.model.content import Audio, Content, Embedded, File, Image, Json, Resource, ResourceLink, Size, Text
 from covenant.model.errors import InvalidParams
 from covenant.model.sanitizer import file_name_of
 from covenant.model.task_event import MessageUpdate
