@@ -12,13 +12,13 @@ to the queue, and other work is marked interrupted, for an operator. A stop make
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Final
 
 from covenant.agents.runtime.agent_spans import LOST, end_attempt, end_lost, trace_queue
+from covenant.agents.runtime.durable_step import finish
 from covenant.agents.runtime.function_threads import AgentThreads
 from covenant.agents.runtime.job import Job, RunnableAgent
 from covenant.agents.runtime.job_buffer import JobServices
@@ -336,8 +336,9 @@ class WorkerPool:
             self._register.running = False
             self._stopping.set()
             looking.cancel()
-            await _finish_despite_cancel(self._stop_taking())
-            await _finish_despite_cancel(self._stop_jobs())
+            # However often this is canceled: all of it is bounded, and leases depend on it.
+            await finish(self._stop_taking())
+            await finish(self._stop_jobs())
 
     async def drain(self) -> None:
         """Takes nothing from the queue any more, and waits for running jobs. Their calls still begin at once."""
@@ -348,7 +349,7 @@ class WorkerPool:
     async def hand_back(self) -> None:
         """Stops running jobs, and records the outcome of each. Nothing starts any more."""
         self._register.running = False
-        await _finish_despite_cancel(self._stop_jobs())
+        await finish(self._stop_jobs())
 
     def stop(self) -> None:
         """Takes nothing new. `run` returns when the running jobs have ended."""
@@ -488,12 +489,3 @@ class WorkerPool:
         self.handed_back += sum(each and not worker.follows for each, (_, worker) in zip(left, stopped, strict=True))
         for job, _ in stopped:
             self._done(job)
-
-
-async def _finish_despite_cancel(work: Coroutine[Any, Any, None]) -> None:
-    """Finishes the work, however often this is canceled: all of it is bounded, and leases depend on it."""
-    doing = asyncio.create_task(work)
-    while not doing.done():
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait((doing,))
-    doing.result()

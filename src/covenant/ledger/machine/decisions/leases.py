@@ -394,34 +394,20 @@ def _return_undelivered(decide: DecisionContext, task_ids: Iterable[TaskId], rea
 
 
 def _returned_event(decide: DecisionContext, task_id: TaskId, reason: str) -> ResultReturned | None:
-    entry = decide.view.entry(task_id)
-    if entry is None:
-        gone = decide.view.archived(task_id)
-        if gone is None or gone.task is None:
-            return None
-        return ResultReturned(
-            task_id,
-            reason,
-            gone.task,
-            gone.digest,
-            gone.result,
-            gone.ending,
-            gone.cause,
-            gone.generation,
-            gone.accepted_at_ms,
-            gone.lease,
-        )
-    if entry.state is not DRAINED or entry.result is None or entry.ending is None or entry.cause is None:
+    known = decide.view.entry(task_id) or decide.view.archived(task_id)
+    if known is None or (isinstance(known, Entry) and known.state is not DRAINED):
+        return None
+    if known.task is None or known.result is None or known.ending is None or known.cause is None:
         return None
     return ResultReturned(
         task_id,
         reason,
-        entry.task,
-        entry.digest,
-        entry.result,
-        entry.ending,
-        entry.cause,
-        entry.generation,
-        entry.accepted_at_ms,
-        entry.lease,
+        known.task,
+        known.digest,
+        known.result,
+        known.ending,
+        known.cause,
+        known.generation,
+        known.accepted_at_ms,
+        known.lease,
     )
