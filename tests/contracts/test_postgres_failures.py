@@ -80,7 +80,10 @@ async def is_refused_as(driver: LedgerDriver, code: str, number: int) -> None:
     await until(is_so)
 
 
-async def test_the_promotion_of_a_standby_without_the_last_commits_is_noticed_and_refused(folder: Path) -> None:
+@pytest.mark.parametrize("is_slow", [False, True], ids=["within a lease", "after a lease"])
+async def test_the_promotion_of_a_standby_without_the_last_commits_is_noticed_and_refused(
+    folder: Path, is_slow: bool
+) -> None:
     primary, standby = make_server(folder, "primary"), make_server(folder, "standby")
     await asyncio.to_thread(primary.prepare)
     await asyncio.to_thread(primary.start)
@@ -88,22 +91,28 @@ async def test_the_promotion_of_a_standby_without_the_last_commits_is_noticed_an
         await execute(primary.url("postgres"), "CREATE DATABASE covenant")
         await asyncio.to_thread(primary.copy_to, standby, "standby")
         await asyncio.to_thread(standby.start)
-        async with proxy_before(primary.url("covenant")) as proxy:
-            engine = PostgresEngine(proxy.url, lease_ms=LEASE_MS)
-            drivers = [LedgerDriver(await engine.join(name), engine.clock) for name in ("a", "b")]
+        async with proxy_before(primary.url("covenant")) as first, proxy_before(primary.url("covenant")) as second:
+            engine, drivers = PostgresEngine(first.url, lease_ms=LEASE_MS), list[LedgerDriver]()
+            for name, proxy in (("a", first), ("b", second)):
+                engine.url = proxy.url
+                drivers.append(LedgerDriver(await engine.join(name), engine.clock))
             await drivers[0].send(make_task(1))
             await _has_all(primary, standby)
             await execute(standby.url("postgres"), "ALTER SYSTEM SET primary_conninfo = ''", "SELECT pg_reload_conf()")
-            await _hears_nothing(primary)
+            await _is_true(primary, "SELECT count(*) = 0 FROM pg_stat_replication")
             for number in range(2, 6):
                 for driver, offset in zip(drivers, (0, 10), strict=True):
                     await driver.send(make_task(number + offset))
             await asyncio.to_thread(primary.kill)
             await execute(standby.url("postgres"), "SELECT pg_promote(true)")
-            proxy.lead_to(standby.url("covenant"))
-            for driver, number in zip(drivers, (20, 21), strict=True):
+            if is_slow:
+                await _is_true(standby, "SELECT bool_and(until_ms < extract(epoch FROM now()) * 1000) FROM nodes")
+            for driver, proxy, number in zip(drivers, (first, second), (20, 21), strict=True):
+                proxy.lead_to(standby.url("covenant"))
                 await is_refused_as(driver, "ledger_rolled_back", number)
                 assert "covenant ledger restored" in ((await driver.ledger.counts()).failure or "")
+                if is_slow and driver is drivers[0]:
+                    await _is_true(standby, "SELECT lost_at_ms IS NOT NULL FROM nodes WHERE node = 'b'")
             left = await asyncpg.connect(standby.url("covenant"))
             try:
                 assert await left.fetchval("SELECT count(*) FROM live") == 1, "nothing was written after the loss"
@@ -126,10 +135,10 @@ async def _has_all(primary: Server, standby: Server) -> None:
         await other.close()
 
 
-async def _hears_nothing(primary: Server) -> None:
-    connection = await asyncpg.connect(primary.url("postgres"))
+async def _is_true(server: Server, asked: str) -> None:
+    connection = await asyncpg.connect(server.url("covenant"))
     try:
-        await until(lambda: connection.fetchval("SELECT count(*) = 0 FROM pg_stat_replication"))
+        await until(lambda: connection.fetchval(asked))
     finally:
         await connection.close()
 

@@ -294,6 +294,16 @@ async def test_a_database_that_has_lost_commits_is_refused_until_somebody_accept
     assert [task_id(10), task_id(11)] == (await a.queued_ids())[-2:]
 
 
+async def test_a_daemon_that_refuses_a_database_without_its_commits_goes_on_when_the_right_one_is_back(
+    engine: PostgresEngine, a: LedgerDriver
+) -> None:
+    await a.send(make_task(1))
+    await execute(engine, "UPDATE writers SET seq = seq - 1 WHERE node = 'a'")
+    await until(lambda: membership(a).refusing is not None)
+    await execute(engine, "UPDATE writers SET seq = seq + 1 WHERE node = 'a'")
+    await until(lambda: serves(a, 2))
+
+
 async def test_a_database_whose_open_tasks_were_deleted_is_refused_until_somebody_accepts_it(
     engine: PostgresEngine,
 ) -> None:

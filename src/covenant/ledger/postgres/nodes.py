@@ -297,10 +297,12 @@ class Membership:
 
     async def _find_standing(self, connection: asyncpg.Connection[Any]) -> None:
         """Finds out why this run is no longer the node's, or whether the trouble is over."""
-        row, joined = (await _rows(connection, "standing", node=self._node))[0], self._joined
+        row, joined, written = (await _rows(connection, "standing", node=self._node))[0], self._joined, self.written
         is_ours = row["boot"] == joined.boot or row["boot"] in self._tried
+        is_over = is_ours and (row["lost_at_ms"] or row["boot"] != joined.boot or self._is_rolled_back)
+        # A new run would not know what this one has seen.
         if row["restored_at_ms"] > joined.restored_at_ms or (
-            is_ours and (row["lost_at_ms"] or row["boot"] != joined.boot)
+            self._is_in_order(await _rows(connection, "writers"), written) and is_over
         ):
             log.warning("ledger.fenced", extra={"node": self._node})
             self.refusing = fenced()
@@ -317,9 +319,13 @@ class Membership:
                 f"another daemon has started under the name {self._node}; give each its own daemon.node, and restart",
             )
 
+    @property
+    def _is_rolled_back(self) -> bool:
+        return self.refusing is not None and self.refusing.code == "ledger_rolled_back"
+
     def rolled_back(self, sign: str) -> None:
         """Stops deciding, since the database has lost acknowledged batches, until an operator accepts the loss."""
-        if self.refusing is None or self.refusing.code != "ledger_rolled_back":
+        if not self._is_rolled_back:
             log.error("ledger.rolled_back", extra={"sign": sign})
             self.refusing = Unavailable(
                 "ledger_rolled_back",
@@ -372,7 +378,7 @@ class Membership:
         """Reads the news of other writers."""
         connection, written = await self._connect(), self.written
         writers = await _rows(connection, "writers_of_nodes")
-        self._check_order(writers, written)
+        self._is_in_order(writers, written)
         version = writers[0]["version"] if writers else 0
         boots = {row["writer"]: row["boot"] for row in writers}
         if boots != self._boots:
@@ -412,12 +418,14 @@ class Membership:
         self._on_registers(changes)
         await self._seen(connection)
 
-    def _check_order(self, writers: Sequence[Any], written: int) -> None:
+    def _is_in_order(self, writers: Sequence[Any], written: int) -> bool:
         """Detects a writer that is behind its known seq: `written` is this node's seq before the look."""
         for row in writers:
             known = written if row["writer"] == self._joined.writer else self._cursors.get(row["writer"], 0)
             if row["seq"] < known:
                 self.rolled_back(f"writer {row['writer']} is at {row['seq']}, and was at {known}")
+                return False
+        return True
 
     async def _reload(self) -> None:
         """Reads counts, registers and cursors in one snapshot."""
