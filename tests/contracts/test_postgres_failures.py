@@ -14,7 +14,7 @@ import pytest
 
 from covenant.ledger.postgres.batch_writer import QUIET_MS
 from covenant.ledger.postgres.connections import Connections
-from covenant.ledger.postgres.database_admin import find_troubles
+from covenant.ledger.postgres.database_admin import find_troubles, mark_restored
 from covenant.ledger.postgres.migrations import NotDurable
 from covenant.ledger.postgres.open_postgres import open_postgres_ledger
 from covenant.ledger.postgres.sql import Statement
@@ -24,7 +24,7 @@ from tests.ledger_contract.driver import LedgerDriver, refused
 from tests.ledger_contract.postgres_engine import PostgresEngine
 from tests.ledger_contract.postgres_proxy import proxy_before
 from tests.ledger_contract.postgres_server import OPTIONS, UNPRIVILEGED, Databases, Server, programs
-from tests.ledger_contract.samples import make_task, task_id
+from tests.ledger_contract.samples import OPERATOR, make_task, task_id
 from tests.matrices import first_rows_of
 from tests.places import short_folder
 from tests.waits import BOUND_S
@@ -69,6 +69,13 @@ async def refusal(driver: LedgerDriver, number: int) -> str | None:
     except Unavailable as error:
         return error.code
     return None
+
+
+async def is_taken(driver: LedgerDriver, number: int) -> None:
+    async def is_so() -> bool:
+        return await refusal(driver, number) is None
+
+    await until(is_so)
 
 
 async def is_refused_as(driver: LedgerDriver, code: str, number: int) -> None:
@@ -205,6 +212,33 @@ async def test_the_doctor_names_a_synchronous_standby_that_is_away(folder: Path)
         await execute(url, "ALTER SYSTEM RESET synchronous_standby_names", "SELECT pg_reload_conf()")
         await commit
         assert (await find_troubles(url, durable=False))[1] == []
+    finally:
+        await asyncio.to_thread(server.stop)
+
+
+async def test_a_daemon_a_start_and_a_command_name_a_synchronous_standby_that_is_away(folder: Path) -> None:
+    server = make_server(folder, "primary")
+    await asyncio.to_thread(server.prepare)
+    await asyncio.to_thread(server.start)
+    try:
+        engine = PostgresEngine(server.url("postgres"), lease_ms=LEASE_MS)
+        driver = LedgerDriver(await engine.open(), engine.clock)
+        fix = "take it out of synchronous_standby_names"
+        await execute(engine.url, "ALTER SYSTEM SET synchronous_standby_names = 'nobody'", "SELECT pg_reload_conf()")
+
+        async def is_named() -> bool:
+            return fix in ((await driver.ledger.counts()).failure or "")
+
+        await until(is_named)
+        with pytest.raises(Unavailable, match=fix):
+            await driver.send(make_task(1))
+        with pytest.raises(Unavailable, match=fix):
+            await engine.join("b")
+        with pytest.raises(Unavailable, match=fix):
+            await mark_restored(engine.url, OPERATOR, 1_000, "a row")
+        await execute(engine.url, "ALTER SYSTEM RESET synchronous_standby_names", "SELECT pg_reload_conf()")
+        await is_taken(driver, 2)
+        await engine.close()
     finally:
         await asyncio.to_thread(server.stop)
 

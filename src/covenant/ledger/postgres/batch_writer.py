@@ -237,7 +237,7 @@ class BatchWriter:
             except UNAVAILABLE as error:
                 self._connection.drop()
                 if tried == TRIES_MAX - 1 or not isinstance(error, BROKEN):
-                    self._fail(batch, error, unavailable(error))
+                    self._fail(batch, error, unavailable(error, self._membership.trouble))
                     return
                 await asyncio.sleep(PAUSE_S * 2**tried)
             except asyncpg.PostgresError as error:
@@ -278,7 +278,7 @@ class BatchWriter:
                 await rehearse_batch(await self._connection.get())
         except UNAVAILABLE as error:
             self._connection.drop()
-            self._fail([], error, unavailable(error))
+            self._fail([], error, unavailable(error, self._membership.trouble))
         except asyncpg.PostgresError as error:
             self._fail([], error, refused(error))
         else:

@@ -6,19 +6,22 @@ Each is reopened when it breaks. No session holds state, so a transaction pooler
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from typing import Any, Final
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final, TypeVar
 from weakref import WeakSet
 
 import asyncpg
 
-from covenant.ledger.postgres.database_errors import translated
+from covenant.ledger.postgres.database_errors import UNAVAILABLE, standby_away, translated
 from covenant.ledger.postgres.sql import Statement, statement
 from covenant.ledger.postgres.stored_task import Row
 
+T = TypeVar("T")
+
 CONNECT_S: Final = 10.0
 COMMAND_S: Final = 30.0
+LOOK_S: Final = 3.0
 READERS_MAX: Final = 4
 
 # A plan that was made while a table was empty must not be kept for a full one: plans must use the indexes.
@@ -123,6 +126,30 @@ class Connections:
                 # Soon, and not now: a caller whose statement was just prepared would find no protocol in it.
                 # Once it waits for the answer, it gets an error of a lost connection.
                 loop.call_soon(connection.terminate)
+
+    async def watched(self, doing: Coroutine[Any, Any, T], look_s: float = LOOK_S) -> T:
+        """What `doing` returns. Raises Unavailable if it takes so long and commits wait for a standby.
+
+        They are looked for while it waits: a cancel ends its wait, and nobody may wait then.
+        """
+        task = asyncio.create_task(doing)
+        try:
+            await asyncio.wait((task,), timeout=look_s)
+            if not task.done() and await self._standby_away(look_s):
+                raise standby_away()
+            return await task
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _standby_away(self, within_s: float) -> bool:
+        with suppress(*UNAVAILABLE, asyncpg.PostgresError):
+            connection = await self.connect(connect_s=within_s, command_s=within_s)
+            try:
+                return bool(await ask_value("nodes", connection, "waiting_for_standby"))
+            finally:
+                connection.terminate()
+        return False
 
     async def fetch(self, asked: Statement, values: dict[str, Any]) -> Sequence[Row]:
         assert self._readers is not None

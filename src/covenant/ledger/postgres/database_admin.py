@@ -8,8 +8,8 @@ from typing import Any, Final, NamedTuple
 import asyncpg
 import msgspec
 
-from covenant.ledger.postgres.connections import Connections, ask_rows
-from covenant.ledger.postgres.database_errors import UNAVAILABLE
+from covenant.ledger.postgres.connections import Connections, ask_rows, ask_value
+from covenant.ledger.postgres.database_errors import STANDBY_FIX, UNAVAILABLE
 from covenant.ledger.postgres.migrations import (
     LEVEL,
     LOST_ROW,
@@ -32,9 +32,6 @@ from covenant.model.ids import AgentId
 
 _FIX: Final = "put it back from a backup of the schema, or grant it to this role"
 _STANDBY: Final = "the database: {} sessions wait for a synchronous standby that does not answer"
-_STANDBY_FIX: Final = (
-    "start the standby, or take it out of synchronous_standby_names and reload the database's settings"
-)
 _LEVEL: Final = "SELECT coalesce(max(level), 0)::integer FROM ledger_level"
 CHAIN: Final = "(console)"
 """The audit chain of operations on the database without a daemon. No daemon can have this name (`daemon.node`)."""
@@ -63,24 +60,29 @@ async def mark_restored(dsn: str, by: AgentId, now_ms: int, row_id: str) -> int:
     An audit row by `by` records it, in a chain of its own.
 
     A daemon that still runs begins anew with the database's content. Open tasks whose rows are gone are open no more.
-    Raises DatabaseUnusable.
+    Raises DatabaseUnusable, and Unavailable if the database waits for a standby.
     """
+    connections = Connections(dsn, pooler=True)
     try:
-        connection = await _connect(dsn)
+        connection = await connections.connect()
         try:
-            async with connection.transaction():
-                await connection.execute(statement("nodes", "restored").text)
-                await connection.execute(statement("nodes", "fence_writers").text)
-                fenced: int = await connection.fetchval(statement("nodes", "fence_nodes").text)
-                if await connection.fetchval(_LEVEL) == LEVEL and await find_lost_tasks(connection) is not None:
-                    await connection.execute(statement("nodes", "recount_live").text)
-                kind = {"type": "ledger_restored", "fenced": fenced}
-                await _audit(connection, AuditRow(id=row_id, timestamp_ms=now_ms, issuer=by, kind=kind))
-            return fenced
+            return await connections.watched(_mark_restored(connection, by, now_ms, row_id))
         finally:
             await connection.close()
     except (*UNAVAILABLE, asyncpg.PostgresError, ValueError) as error:
         raise unusable(error) from error
+
+
+async def _mark_restored(connection: asyncpg.Connection[Any], by: AgentId, now_ms: int, row_id: str) -> int:
+    async with connection.transaction():
+        await connection.execute(statement("nodes", "restored").text)
+        await connection.execute(statement("nodes", "fence_writers").text)
+        fenced: int = await connection.fetchval(statement("nodes", "fence_nodes").text)
+        if await connection.fetchval(_LEVEL) == LEVEL and await find_lost_tasks(connection) is not None:
+            await connection.execute(statement("nodes", "recount_live").text)
+        kind = {"type": "ledger_restored", "fenced": fenced}
+        await _audit(connection, AuditRow(id=row_id, timestamp_ms=now_ms, issuer=by, kind=kind))
+    return fenced
 
 
 async def _audit(connection: asyncpg.Connection[Any], row: AuditRow) -> None:
@@ -161,8 +163,8 @@ async def find_troubles(dsn: str, *, durable: bool = True) -> tuple[int, list[Tr
                     await check_durability(connection)
                 except NotDurable as trouble:
                     troubles.append(Trouble(trouble.what, trouble.fix))
-            if waiting := await connection.fetchval(statement("nodes", "waiting_for_standby").text):
-                troubles.append(Trouble(_STANDBY.format(waiting), _STANDBY_FIX))
+            if waiting := await ask_value("nodes", connection, "waiting_for_standby"):
+                troubles.append(Trouble(_STANDBY.format(waiting), STANDBY_FIX))
             if await connection.fetchval("SELECT current_schema()") is None:
                 return 0, [*troubles, Trouble("the database: this role may use no schema of its search_path", _FIX)]
             is_made = await connection.fetchval("SELECT to_regclass('ledger_level')") is not None

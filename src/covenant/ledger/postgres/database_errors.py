@@ -111,6 +111,7 @@ _CAUSES: Final = (
         "give its role back its rights, or put back the table that was altered: `covenant doctor` says which",
     ),
 )
+STANDBY_FIX: Final = "start the standby, or take it out of synchronous_standby_names and reload the database's settings"
 _NAMED_MAX: Final = 5
 _REPEAT: Final = "; the request can be repeated"
 
@@ -151,8 +152,10 @@ def altered(columns: Sequence[str]) -> Unavailable:
     )
 
 
-def unavailable(error: BaseException) -> Unavailable:
-    return Unavailable("database_unavailable", f"{describe_trouble(error)}{_REPEAT}", retry_after_ms=1_000)
+def unavailable(error: BaseException, known: str | None = None) -> Unavailable:
+    """`known`: the trouble of another connection, which says more than that this one was lost."""
+    words = known if known and isinstance(error, BROKEN) else describe_trouble(error)
+    return Unavailable("database_unavailable", f"{words}{_REPEAT}", retry_after_ms=1_000)
 
 
 @contextmanager
@@ -198,6 +201,11 @@ def fenced() -> Unavailable:
         "can be repeated",
         retry_after_ms=1_000,
     )
+
+
+def standby_away() -> Unavailable:
+    words = f"the ledger's database lets commits wait for a synchronous standby that does not answer: {STANDBY_FIX}"
+    return Unavailable("database_unavailable", words, retry_after_ms=1_000)
 
 
 def outcome_unknown(trouble: Unavailable) -> Unavailable:

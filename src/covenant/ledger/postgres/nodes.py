@@ -228,7 +228,7 @@ class Membership:
                         if self._beat_due or loop.time() - beaten_s >= self._lease_ms / 3_000:
                             self._beat_due = False
                             async with asyncio.timeout(self._lease_ms / 1_000):
-                                await self._beat()
+                                await self._connections.watched(self._beat(), self._lease_ms / 1_500)
                             beaten_s = loop.time()
                         if self._begun_anew:
                             await self._catch_up()

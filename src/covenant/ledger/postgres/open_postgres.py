@@ -49,7 +49,7 @@ async def open_postgres_ledger(
     `lease_ms`: how long it may be silent before the others declare it lost. `pooler`: a transaction pooler is in
     between.
 
-    Raises DatabaseUnusable, WrongSchema or NotDurable.
+    Raises DatabaseUnusable, WrongSchema, NotDurable, or Unavailable if the database waits for a standby.
     """
     new_id = new_id or uuid_source()
     boot = boot or new_id()
@@ -61,7 +61,8 @@ async def open_postgres_ledger(
                 await check_durability(connection)
             await migrate(connection)
             await check_tasks(connection)
-            joined = await join(connection, node=node, boot=boot, lease_ms=lease_ms)
+            joining = join(connection, node=node, boot=boot, lease_ms=lease_ms)
+            joined = await connections.watched(joining)
         finally:
             await connection.close()
         await connections.open()

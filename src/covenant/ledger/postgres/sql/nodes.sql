@@ -328,4 +328,4 @@ WHERE NOT EXISTS (
 -- :waiting_for_standby
 -- A commit waits for a moment while all is well.
 SELECT count(*) FROM pg_stat_activity
-WHERE datname = current_database() AND wait_event = 'SyncRep' AND query_start < clock_timestamp() - interval '2 seconds'
+WHERE datname = current_database() AND wait_event = 'SyncRep' AND query_start < clock_timestamp() - interval '0.5 seconds'
