@@ -1,5 +1,6 @@
 """The wall clock of a real daemon is set while it works: by a day, both ways."""
 
+import asyncio
 import signal
 import struct
 import sys
@@ -15,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from covenant.model.grant import REQUEUE_ACTION
 from tests.cli.daemons import Daemon
 from tests.hostile.client import RawConnection, operator_token, request
+from tests.ledger_contract.postgres_server import Databases
 from tests.waits import BOUND_S, until
 
 DAY_MS = 86_400_000
@@ -41,9 +43,9 @@ async def note(turn: Turn):
 class Stepped:
     """A daemon, and the clock of the machine that it believes to be on."""
 
-    def __init__(self, folder: Path, *files: str) -> None:
+    def __init__(self, folder: Path, *files: str, ledger: str = "") -> None:
         self._folder = folder
-        self._files = files
+        self._files = (*files, "--ledger", ledger, "--ledger-durability", "os") if ledger else files
         self._offset = folder / "offset"
         self.set(0)
         self.daemon = self._start()
@@ -171,6 +173,17 @@ def test_a_kill_within_the_pause_ends_no_pause(stepped: Stepped) -> None:
     stepped.set(0)
     until(lambda: stepped.metric("covenant_clock_steps_total") == 1)
     assert stepped.receive()["id"] == waiting
+
+
+def test_a_kill_within_the_pause_ends_no_pause_on_a_database_either(short_path: Path, databases: Databases) -> None:
+    stepped = Stepped(short_path, ledger=asyncio.run(databases.make()))
+    try:
+        stepped.set(DAY_MS)
+        until(lambda: stepped.metric("covenant_clock_steps_total") == 1)
+        stepped.kill()
+        assert stepped.metric("covenant_clock_paused") == 1
+    finally:
+        stepped.daemon.stop(signal.SIGKILL)
 
 
 def test_a_file_of_clock_steps_that_cannot_be_read_prevents_no_start(stepped: Stepped) -> None:

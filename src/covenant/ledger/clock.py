@@ -41,7 +41,7 @@ LONG_S: Final = 5.0
 TICK_S: Final = 0.25
 
 
-def _forget(_ages: Ages) -> None:
+def forget(_ages: Ages) -> None:
     """Without files, steps end with the process."""
 
 
@@ -54,7 +54,7 @@ class Clock:
         monotonic_ms: Callable[[], int],
         *,
         pause_ms: int = PAUSE_MS,
-        keep: Callable[[Ages], None] = _forget,
+        keep: Callable[[Ages], None] = forget,
     ) -> None:
         self.monotonic_ms = monotonic_ms
         self.ages: Ages = STEADY

@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -43,6 +44,7 @@ from covenant.ledger.clock import uuid_source
 from covenant.ledger.contract.blobs import BlobStore
 from covenant.ledger.contract.ledger import Ledger, SharedLedger
 from covenant.ledger.embedded.moved_mark import find_own_ledger, read_mark
+from covenant.ledger.embedded.open import CLOCK_NAME, keep_ages, kept_ages
 from covenant.mailbox import local_agent
 from covenant.model.errors import CovenantError, HomeUnusable, SettingsError, Unavailable
 from covenant.model.extras import install_command
@@ -91,12 +93,14 @@ def node_name(settings: Settings) -> str:
 
 async def open_shared_ledger(settings: Settings, clocks: Any) -> SharedLedger:
     """The ledger that other daemons have, too."""
-    postgres = await asyncio.to_thread(import_postgres, "open_postgres")
+    postgres, path = await asyncio.to_thread(import_postgres, "open_postgres"), settings.home / CLOCK_NAME
     ledger: SharedLedger = await postgres.open_postgres_ledger(
         settings.ledger.url,
         clock=clocks.now_ms,
         monotonic_ms=clocks.monotonic_ms,
         clock_pause_ms=settings.daemon.clock_pause_ms,
+        keep=partial(keep_ages, path),
+        kept=await asyncio.to_thread(kept_ages, path),
         limits=ledger_limits(settings),
         durability=settings.ledger.durability,
         node=node_name(settings),

@@ -328,10 +328,10 @@ async def open_ledger(
         raise unusable_by(error, home) from error
     try:
         state = LedgerState(limits or Limits())
-        keep = partial(_keep_ages, home / CLOCK_NAME)
+        keep = partial(keep_ages, home / CLOCK_NAME)
         guarded = Clock(clock, monotonic_ms or clock, pause_ms=clock_pause_ms, keep=keep)
         archive, opened, snapshot_seq, last_record_ms = await asyncio.to_thread(_recover, home, state, clock())
-        guarded.opened(last_record_ms, await asyncio.to_thread(_kept_ages, home / CLOCK_NAME))
+        guarded.opened(last_record_ms, await asyncio.to_thread(kept_ages, home / CLOCK_NAME))
     except OSError as error:
         lock.close()
         raise unusable_by(error, home / "journal") from error
@@ -400,7 +400,7 @@ def _recover(home: Path, state: LedgerState, now_ms: int) -> tuple[Archive, Open
     return archive, opened, snapshot_seq, last_record_ms
 
 
-def _keep_ages(path: Path, ages: Ages) -> None:
+def keep_ages(path: Path, ages: Ages) -> None:
     """On the loop, before anything is decided by the new time: a step is rare, and the file is small."""
     try:
         replace_private(path, msgspec.json.encode(ages))
@@ -408,7 +408,7 @@ def _keep_ages(path: Path, ages: Ages) -> None:
         log.warning("clock.not_kept", extra={"path": str(path), "reason": str(error)})
 
 
-def _kept_ages(path: Path) -> Ages:
+def kept_ages(path: Path) -> Ages:
     """The clock steps that an earlier process saw. A file that cannot be read prevents no start."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Ages)

@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 import asyncpg
 
-from covenant.ledger.clock import PAUSE_MS, Clock, uuid_source
+from covenant.ledger.clock import PAUSE_MS, Clock, forget, uuid_source
 from covenant.ledger.postgres.blob_rows import BlobRows, UploadBytes
 from covenant.ledger.postgres.connections import CONNECT_S, Connections
 from covenant.ledger.postgres.database_errors import UNAVAILABLE, describe_trouble
@@ -15,6 +15,7 @@ from covenant.ledger.postgres.migrations import check_durability, check_tasks, m
 from covenant.ledger.postgres.node_runs import join
 from covenant.ledger.postgres.nodes import LEASE_MS
 from covenant.ledger.postgres.postgres_ledger import PostgresLedger
+from covenant.model.clock_steps import STEADY, Ages
 from covenant.model.errors import CovenantError
 from covenant.model.settings import Limits
 
@@ -35,6 +36,8 @@ async def open_postgres_ledger(
     clock: Callable[[], int],
     monotonic_ms: Callable[[], int] | None = None,
     clock_pause_ms: int = PAUSE_MS,
+    keep: Callable[[Ages], None] = forget,
+    kept: Ages = STEADY,
     new_id: Callable[[], str] | None = None,
     limits: Limits | None = None,
     durability: Literal["fsync", "os"] = "fsync",
@@ -45,9 +48,9 @@ async def open_postgres_ledger(
 ) -> PostgresLedger:
     """The ledger in the database that `dsn` names; missing tables are created.
 
-    `node` is this daemon's permanent name, unique among running daemons: an earlier run of it is fenced here.
-    `lease_ms`: how long it may be silent before the others declare it lost. `pooler`: a transaction pooler is in
-    between.
+    `keep` writes down the steps of the clock; `kept` are those of the process before. `node` is this daemon's permanent
+    name, unique among running daemons: an earlier run of it is fenced here. `lease_ms`: how long it may be silent
+    before the others declare it lost. `pooler`: a transaction pooler is in between.
 
     Raises DatabaseUnusable, WrongSchema, NotDurable, or Unavailable if the database waits for a standby.
     """
@@ -68,12 +71,14 @@ async def open_postgres_ledger(
         await connections.open()
     except (*UNAVAILABLE, asyncpg.PostgresError, ValueError) as error:
         raise unusable(error) from error
+    guarded = Clock(clock, monotonic_ms or clock, pause_ms=clock_pause_ms, keep=keep)
+    guarded.opened(0, kept)
     ledger = PostgresLedger(
         connections,
         joined=joined,
         lease_ms=lease_ms,
         node=node,
-        clock=Clock(clock, monotonic_ms or clock, pause_ms=clock_pause_ms),
+        clock=guarded,
         new_id=new_id,
         limits=limits or Limits(),
     )
