@@ -4,6 +4,7 @@ import asyncio
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -583,3 +584,42 @@ async def test_whoever_leaves_while_the_message_is_on_its_way_cancels_what_comes
         with pytest.raises(asyncio.CancelledError):
             await calling
         assert hand.methods == ["SendMessage", "CancelTask"]
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        lambda: status("COMPLETED", "not yours"),
+        lambda: chunk("not yours"),
+        lambda: {"task": task("COMPLETED", "not yours")},
+        lambda: {"message": {"messageId": "m", "role": "ROLE_AGENT", "parts": [{"text": "not yours"}], "taskId": TASK}},
+    ],
+    ids=["status", "chunk", "task", "message"],
+)
+async def test_a_frame_about_another_task_is_not_believed_and_the_task_is_polled(foreign: Callable[[], Any]) -> None:
+    async def behave(called: Called) -> None:
+        if called.method == "GetTask":
+            called.result(task("COMPLETED", made="mine"))
+            return
+        called.open()
+        called.frame({"task": task()})
+        called.frame(json.loads(json.dumps(foreign()).replace(TASK, "task-2")))
+        await called.close()
+
+    async with hand_made(behave) as hand, hand.connect() as remote:
+        stream = remote.stream("go")
+        assert [event.text async for event in stream] == ["", "mine", ""]
+        assert (stream.reply.task_id, stream.reply.text) == (TASK, "mine")
+        assert hand.methods == ["SendStreamingMessage", "SubscribeToTask", "GetTask", "GetTask"]
+
+
+@pytest.mark.parametrize("method", ["GetTask", "CancelTask"])
+async def test_an_answer_about_another_task_than_the_asked_one_is_refused(method: str) -> None:
+    def behave(called: Called) -> None:
+        called.result(task("COMPLETED") | {"id": "task-2"})
+
+    async with hand_made(behave, stops=False) as hand, hand.connect() as remote:
+        ask = remote.get if method == "GetTask" else remote.cancel
+        with pytest.raises(RemoteRefused, match="told of task task-2 instead of task task-1") as raised:
+            await ask(TASK)
+        assert (hand.methods, raised.value.code) == ([method], "bad_answer")

@@ -19,6 +19,7 @@ from covenant.model.task_view import RemoteEvent, RemoteTask
 from covenant.outbound.call_errors import CallFailed, RemoteRefused, has_error, refused_by_rpc, refused_by_status
 from covenant.outbound.http_fetcher import Fetcher, Streamed
 from covenant.outbound.remote.remote_registry import Credentials
+from covenant.outbound.remote.remote_task import check_task
 from covenant.wire import jsonrpc
 from covenant.wire.a2a.dialects import PROTO_V03, V1, dialect_of
 from covenant.wire.sse import EventReader, EventTooLarge
@@ -72,10 +73,15 @@ class A2ATransport(ABC):
         return self._stream(Request(self._codec.stream, self._codec.encode_send(ask, self.interface.tenant)), headers)
 
     async def get(self, task_id: str) -> RemoteTask:
-        return decoded(self._codec.decode_task, await self._ask(self._about(self._codec.get, task_id), {}))
+        return await self._task(self._codec.get, task_id)
 
     async def cancel(self, task_id: str) -> RemoteTask:
-        return decoded(self._codec.decode_task, await self._ask(self._about(self._codec.cancel, task_id), {}))
+        return await self._task(self._codec.cancel, task_id)
+
+    async def _task(self, operation: str, task_id: str) -> RemoteTask:
+        task = decoded(self._codec.decode_task, await self._ask(self._about(operation, task_id), {}))
+        check_task(task, task_id)
+        return task
 
     def subscribe(self, task_id: str, after: str | None) -> AbstractAsyncContextManager[AsyncIterator[Numbered]]:
         headers = {"last-event-id": after} if after is not None else {}

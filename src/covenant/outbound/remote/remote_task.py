@@ -26,6 +26,8 @@ from covenant.model.task_view import (
     answer_text,
 )
 from covenant.model.usage import add_usage, larger_usage, usage_in
+from covenant.outbound.call_errors import RemoteRefused
+from covenant.wire.jsonrpc import one_line
 
 if TYPE_CHECKING:
     from covenant.outbound.remote.remote_client import Remote
@@ -70,7 +72,8 @@ class RemoteTaskView:
         return larger_usage(self._reported, made)
 
     def take(self, event: RemoteEvent) -> Iterator[RemoteEvent]:
-        """The new events in a frame or snapshot."""
+        """The new events in a frame or snapshot. Raises RemoteRefused if it is about another task."""
+        check_task(event, self.task_id)
         match event:
             case RemoteMessage():
                 self.answered, self.message = True, event.message
@@ -138,6 +141,12 @@ class RemoteTaskView:
             # A replaced artifact keeps its place among the others.
             self._drafts[update.artifact_id] = draft = ArtifactBuilder(update)
         draft.add(replace(update, parts=_spoken(update.parts)))
+
+
+def check_task(event: RemoteEvent, task_id: str | None) -> None:
+    if task_id is not None and event.task_id and event.task_id != task_id:
+        told = f"the remote told of task {one_line(event.task_id)} instead of task {task_id}"
+        raise RemoteRefused("bad_answer", told, task_id=task_id)
 
 
 def new_update(before: Artifact | None, now: Artifact) -> ArtifactUpdate | None:
