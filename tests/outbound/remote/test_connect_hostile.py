@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from covenant.outbound.call_errors import (
     RemoteRefused,
     RemoteTimedOut,
 )
+from covenant.outbound.remote import a2a_transport
 from covenant.wire.a2a.card_codec import BadCard
 from tests.outbound.http_servers import HERE, Request, always, http_server, redirect, reply
 from tests.outbound.remotes import CONTEXT, TASK, Called, card, chunk, hand_made, status, task, timed_out
@@ -623,3 +625,97 @@ async def test_an_answer_about_another_task_than_the_asked_one_is_refused(method
         with pytest.raises(RemoteRefused, match="told of task task-2 instead of task task-1") as raised:
             await ask(TASK)
         assert (hand.methods, raised.value.code) == ([method], "bad_answer")
+
+
+async def comment(called: Called, until: asyncio.Event) -> None:
+    """Keeps a stream alive that says nothing."""
+    while not until.is_set():
+        called.writer.write(b": still here\n\n")
+        with suppress(TimeoutError):
+            await asyncio.wait_for(until.wait(), 0.01)
+
+
+@pytest.fixture
+def _soon_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(a2a_transport, "QUIET_S", 0.1)
+
+
+@pytest.mark.usefixtures("_soon_quiet")
+async def test_a_quiet_stream_of_a_task_that_works_is_followed_to_its_end() -> None:
+    asked = asyncio.Event()
+
+    async def behave(called: Called) -> None:
+        if called.method == "GetTask":
+            called.result(task(made="one "))
+            if hand.methods.count("GetTask") == 3:
+                asked.set()
+            return
+        called.open()
+        called.frame({"task": task()})
+        called.frame(chunk("one ", append=False))
+        await comment(called, asked)
+        called.frame(chunk("two"))
+        called.frame(status("COMPLETED"))
+        await called.close()
+
+    async with hand_made(behave) as hand, hand.connect(timeout_s=BOUND_S) as remote:
+        assert (await remote.send("go")).text == "one two"
+        assert set(hand.methods) == {"SendStreamingMessage", "GetTask"}
+
+
+@pytest.mark.usefixtures("_soon_quiet")
+@pytest.mark.parametrize("resumed", [False, True])
+async def test_a_stream_of_comments_alone_does_not_hide_how_the_task_goes_on(resumed: bool) -> None:
+    over = asyncio.Event()
+
+    async def behave(called: Called) -> None:
+        if called.method == "GetTask":
+            ended = hand.methods.count("GetTask") > 2
+            called.result(task("COMPLETED", made="one two three") if ended else task(made="one two "))
+            return
+        called.open()
+        if called.method == "SendStreamingMessage":
+            called.frame({"task": task()}, 1)
+            called.frame(chunk("one ", append=False), 2)
+        if called.method == "SubscribeToTask" or not resumed:
+            await comment(called, over)
+        await called.close()
+
+    async with hand_made(behave) as hand, hand.connect(timeout_s=BOUND_S) as remote:
+        stream = remote.stream("go")
+        assert [event.text async for event in stream] == ["", "one ", "two ", "three", ""]
+        assert stream.reply.ok
+        over.set()
+
+
+@pytest.mark.usefixtures("_soon_quiet")
+async def test_a_stream_of_comments_alone_from_the_start_is_left() -> None:
+    over = asyncio.Event()
+
+    async def behave(called: Called) -> None:
+        called.open()
+        await comment(called, over)
+
+    async with hand_made(behave) as hand, hand.connect(timeout_s=BOUND_S) as remote:
+        with pytest.raises(OutcomeUnknown, match="no event in time"):
+            await remote.send("go")
+        assert hand.methods == ["SendStreamingMessage"]
+        over.set()
+
+
+@pytest.mark.usefixtures("_soon_quiet")
+async def test_a_quiet_stream_of_a_remote_that_does_not_tell_of_its_task_ends() -> None:
+    over = asyncio.Event()
+
+    async def behave(called: Called) -> None:
+        if called.method == "GetTask":
+            called.error(-32001, "what task?")
+            return
+        called.open()
+        called.frame({"task": task()})
+        await comment(called, over)
+
+    async with hand_made(behave) as hand, hand.connect(timeout_s=BOUND_S) as remote:
+        with pytest.raises(RemoteRefused, match="no longer knows"):
+            await remote.send("go")
+        over.set()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from time import monotonic
 from typing import Final, NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit, urlunsplit
 
@@ -30,10 +31,14 @@ STREAM_BYTES_MAX: Final = 64 * 1024 * 1024
 ERROR_BYTES_MAX: Final = 64 * 1024
 IDLE_MS: Final = 60_000
 """A stream that is silent for this long counts as broken, and is resumed."""
+QUIET_S: Final = 60.0
+"""A stream that lives for this long without an event is told to be quiet, again and again."""
 
 T = TypeVar("T")
 Numbered = tuple[str | None, RemoteEvent]
 """An event, and its number in the stream."""
+Told = Numbered | None
+"""None: the stream is quiet."""
 _REST: Final = {
     (dialect.version.value, operation): (method, prefix + path)
     for prefix, dialect in (("", V1), ("v1/", PROTO_V03))
@@ -67,9 +72,7 @@ class A2ATransport(ABC):
         request = Request(self._codec.send, self._codec.encode_send(ask, self.interface.tenant))
         return decoded(self._codec.decode_reply, await self._ask(request, headers, within_ms))
 
-    def stream(
-        self, ask: SendMessage, headers: Mapping[str, str]
-    ) -> AbstractAsyncContextManager[AsyncIterator[Numbered]]:
+    def stream(self, ask: SendMessage, headers: Mapping[str, str]) -> AbstractAsyncContextManager[AsyncIterator[Told]]:
         return self._stream(Request(self._codec.stream, self._codec.encode_send(ask, self.interface.tenant)), headers)
 
     async def get(self, task_id: str) -> RemoteTask:
@@ -83,7 +86,7 @@ class A2ATransport(ABC):
         check_task(task, task_id)
         return task
 
-    def subscribe(self, task_id: str, after: str | None) -> AbstractAsyncContextManager[AsyncIterator[Numbered]]:
+    def subscribe(self, task_id: str, after: str | None) -> AbstractAsyncContextManager[AsyncIterator[Told]]:
         headers = {"last-event-id": after} if after is not None else {}
         return self._stream(self._about(self._codec.subscribe, task_id), headers)
 
@@ -96,7 +99,7 @@ class A2ATransport(ABC):
     @abstractmethod
     def _stream(
         self, request: Request, headers: Mapping[str, str]
-    ) -> AbstractAsyncContextManager[AsyncIterator[Numbered]]: ...
+    ) -> AbstractAsyncContextManager[AsyncIterator[Told]]: ...
 
 
 class HttpTransport(A2ATransport):
@@ -138,7 +141,7 @@ class HttpTransport(A2ATransport):
         return self._result(answer.status, answer.headers, answer.body)
 
     @asynccontextmanager
-    async def _stream(self, request: Request, headers: Mapping[str, str]) -> AsyncIterator[AsyncIterator[Numbered]]:
+    async def _stream(self, request: Request, headers: Mapping[str, str]) -> AsyncIterator[AsyncIterator[Told]]:
         method, url, content = self._http(request)
         async with self._fetcher.stream(
             method,
@@ -156,11 +159,15 @@ class HttpTransport(A2ATransport):
                 event = decoded(self._codec.decode_reply, self._result(answer.status, answer.headers, body))
                 yield _alone(event)
 
-    async def _frames(self, answer: Streamed) -> AsyncIterator[Numbered]:
-        reader = EventReader(EVENT_BYTES_MAX)
+    async def _frames(self, answer: Streamed) -> AsyncIterator[Told]:
+        reader, heard_s = EventReader(EVENT_BYTES_MAX), monotonic()
         try:
             async for piece in answer.pieces:
+                if monotonic() - heard_s > QUIET_S:
+                    heard_s = monotonic()
+                    yield None
                 for event in reader.feed(piece):
+                    heard_s = monotonic()
                     yield event.id, decoded(self._codec.decode_reply, self._result(200, answer.headers, event.data))
         except EventTooLarge as error:
             raise CallFailed("too_large", str(error), transient=False) from error

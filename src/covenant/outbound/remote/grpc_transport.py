@@ -27,10 +27,11 @@ from covenant.outbound.call_errors import AddressRefused, CallFailed, RefusalCod
 from covenant.outbound.http_fetcher import Fetcher, check_headers
 from covenant.outbound.remote.a2a_transport import (
     EVENT_BYTES_MAX,
+    QUIET_S,
     STREAM_BYTES_MAX,
     A2ATransport,
-    Numbered,
     Request,
+    Told,
     decoded,
 )
 from covenant.outbound.remote.remote_registry import Credentials
@@ -107,11 +108,11 @@ class GrpcTransport(A2ATransport):
                 return answer
 
     @asynccontextmanager
-    async def _stream(self, request: Request, headers: Mapping[str, str]) -> AsyncIterator[AsyncIterator[Numbered]]:
+    async def _stream(self, request: Request, headers: Mapping[str, str]) -> AsyncIterator[AsyncIterator[Told]]:
         async with self._channel() as channel:
             yield self._frames(channel, request, headers)
 
-    async def _frames(self, channel: Any, request: Request, headers: Mapping[str, str]) -> AsyncIterator[Numbered]:
+    async def _frames(self, channel: Any, request: Request, headers: Mapping[str, str]) -> AsyncIterator[Told]:
         request_type, response_type = _METHODS[self.interface.version, request.operation]
         call = channel.unary_stream(
             _path(self.interface.version, request.operation),
@@ -120,7 +121,10 @@ class GrpcTransport(A2ATransport):
         )
         seen = 0
         with self._observed(request, headers) as observe:
-            async for message in call(request.params, metadata=self._metadata(headers)):
+            async for message in _read(aiter(call(request.params, metadata=self._metadata(headers)))):
+                if message is None:
+                    yield None
+                    continue
                 seen += message.ByteSize()
                 if seen > STREAM_BYTES_MAX:
                     raise CallFailed("too_large", f"the stream has more than {STREAM_BYTES_MAX} bytes", transient=False)
@@ -203,6 +207,23 @@ def _channel_to(target: CheckedTarget) -> Any:
         options.append(("grpc.ssl_target_name_override", target.host))
         return grpc.aio.secure_channel(where, grpc.ssl_channel_credentials(), options=options)
     return grpc.aio.insecure_channel(where, options=options)
+
+
+async def _read(messages: AsyncIterator[Message]) -> AsyncIterator[Message | None]:
+    """The messages, and None each time that the stream is quiet."""
+    reading = asyncio.ensure_future(anext(messages, None))
+    try:
+        while True:
+            if not (await asyncio.wait((reading,), timeout=QUIET_S))[0]:
+                yield None
+            elif (message := reading.result()) is not None:
+                yield message
+                reading = asyncio.ensure_future(anext(messages, None))
+            else:
+                return
+    finally:
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
 
 
 def _path(version: str, method: str) -> str:

@@ -255,8 +255,9 @@ class _Inspected:
             self._take(await transport.send(SendMessage(message=message), headers, int(INSPECTION_S * 1000)))
             return
         async with transport.stream(SendMessage(message=message), headers) as events:
-            async for _, event in events:
-                self._take(event)
+            async for told in events:
+                if told is not None:
+                    self._take(told[1])
                 if self.recorder.full:
                     self.cut = True
                     return

@@ -90,6 +90,14 @@ class RemoteTaskView:
                 self._write(event.update)
                 yield event
 
+    def lacks(self, task: RemoteTask) -> bool:
+        """Whether a snapshot has another state, or more of an artifact. Progress messages do not count."""
+        drafts = self._drafts
+        return task.state is not self.state or any(
+            new_update(drafts[made.artifact_id].artifact() if made.artifact_id in drafts else None, made) is not None
+            for made in task.artifacts
+        )
+
     def _name(self, task_id: str, context_id: str | None) -> None:
         self.task_id = self.task_id or task_id or None
         self.context_id = self.context_id or context_id

@@ -24,7 +24,7 @@ from covenant.model.errors import CovenantError
 from covenant.model.rate_limits import Backoff
 from covenant.model.task_view import RemoteArtifact, RemoteEvent, RemoteStatus, RemoteTask
 from covenant.outbound.call_errors import CallFailed, OutcomeUnknown, RemoteRefused
-from covenant.outbound.remote.a2a_transport import A2ATransport, Numbered
+from covenant.outbound.remote.a2a_transport import A2ATransport, Numbered, Told
 from covenant.outbound.remote.remote_task import RemoteTaskView
 
 log = logging.getLogger(__name__)
@@ -186,7 +186,7 @@ class TaskFollower:
     async def _streamed(self, transport: A2ATransport) -> AsyncGenerator[RemoteEvent]:
         self._unanswered = True
         async with transport.stream(self._outgoing.ask, self._outgoing.headers) as frames:
-            async for event in self._stream_events(frames, resumed=False):
+            async for event in self._stream_events(self._heard(transport, frames), resumed=False):
                 self._unanswered = False
                 yield event
 
@@ -220,6 +220,28 @@ class TaskFollower:
             if self.known.stopped and not for_more:
                 return
 
+    async def _heard(self, transport: A2ATransport, told: AsyncIterator[Told]) -> AsyncGenerator[Numbered]:
+        """The frames. If a quiet stream has missed something, the last one is a snapshot, and polls take over."""
+        async for frame in told:
+            if frame is not None:
+                yield frame
+            elif (missed := await self._missed(transport)) is not None:
+                self._streaming = False
+                yield None, missed
+                return
+
+    async def _missed(self, transport: A2ATransport) -> RemoteTask | None:
+        """The task, if the stream did not tell all of it."""
+        if self.known.task_id is None:
+            raise CallFailed("timed_out", "the stream told of no event in time")
+        try:
+            task = await transport.get(self.known.task_id)
+        except (RemoteRefused, CallFailed) as trouble:
+            self._not_answered(trouble)
+            return None
+        self._failures = 0
+        return task if self.known.lacks(task) else None
+
     def _seen(self, number: str | None, event: RemoteEvent) -> bool:
         if not isinstance(event, RemoteArtifact | RemoteStatus) or number is None or self._stood_at is None:
             return False
@@ -232,7 +254,8 @@ class TaskFollower:
             await self._pause()
         self._fruitless += 1
         try:
-            async with transport.subscribe(task_id, self._stood_at) as frames:
+            async with transport.subscribe(task_id, self._stood_at) as told:
+                frames = self._heard(transport, told)
                 first = await anext(frames, None)
                 if first is None:
                     return
