@@ -1,5 +1,6 @@
 """The forms: what each does, for whom, and that what stands in them is text."""
 
+import asyncio
 import re
 import uuid
 from pathlib import Path
@@ -14,6 +15,7 @@ from covenant.dashboard.task_acts import AT_ONCE
 from covenant.doors.operator_api.operation_table import OPERATIONS
 from tests.daemon_under_test import DaemonUnderTest, open_daemon_under_test
 from tests.dashboard.browser import (
+    OUR_PAGE,
     Browser,
     ParsedPage,
     asking_agent,
@@ -454,3 +456,26 @@ async def test_a_tenant_sees_cancels_and_answers_its_own_tasks_and_detects_no_ot
             assert (await browser.send("/ui/act/answer", task=own["id"], text="red")).status_code == 303
         async with open_browser(daemon, daemon.token) as browser:
             assert (await browser.read(f"a2a/tasks/{other['id']}/show"))["state"] == "parked"
+
+
+@pytest.mark.parametrize("path", ["/ui/api/a2a/tasks/{}/cancel", "/ui/act/cancel"])
+async def test_a_session_that_ends_before_the_body_has_come_does_nothing(short_path: Path, path: str) -> None:
+    async with open_daemon_under_test(short_path / "home", asking_agent()) as daemon:
+        token = await daemon.add_tenant("acme", asking_agent())
+        task_id = (await send_task(daemon, "paint", token=token))["id"]
+        async with open_browser(daemon, token) as browser:
+            cookie = "; ".join(f"{name}={value}" for name, value in browser.http.cookies.items())
+        kind = "application/json" if "{}" in path else "application/x-www-form-urlencoded"
+        body = b'{"reason": "late"}' if "{}" in path else f"task={task_id}&reason=late".encode()
+        sent = {"Host": f"127.0.0.1:{daemon.port}", "Cookie": cookie, **OUR_PAGE, "Content-Type": kind}
+        head = "".join(f"{name}: {value}\r\n" for name, value in sent.items())
+        reader, writer = await asyncio.open_connection("127.0.0.1", daemon.port)
+        writer.write(f"POST {path.format(task_id)} HTTP/1.1\r\n{head}Content-Length: {len(body)}\r\n".encode())
+        writer.write(b"Connection: close\r\nExpect: 100-continue\r\n\r\n")
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        await daemon.tenants.rotate(daemon.operator, "acme")
+        writer.write(body)
+        assert (await reader.read()).startswith(b"HTTP/1.1 401 ")
+        writer.close()
+        shown = (await daemon.ask("GET", f"/a2a/tasks/{task_id}/show")).json()
+        assert shown["result"] is None, "the task was canceled"

@@ -15,6 +15,7 @@ REQUESTS: Final = {
     "/v1/a2a/agents/index/message:send": SENT,
     "/v1/orchestrate": {"message": "x", "agent": "index"},
     "/v1/conversations": {"agent": "index", "title": ""},
+    "/v1/files": {"bytes": "x"},
     "/a2a/tasks": {
         "id": "11111111-1111-4111-8111-111111111111",
         "recipient": {"display": "worker@here"},
@@ -40,3 +41,16 @@ def test_a_token_that_ends_before_the_body_has_come_begins_no_work(daemon: Daemo
         assert slow.read_answer().status == 401
     operator = Client(daemon, operator_token(daemon.home))
     assert operator.ask("GET", "/a2a/tasks").json["tasks"] == []
+    assert daemon.json("files", "list", "--tenant", "acme")["files"] == []
+
+
+def test_an_identity_that_ends_before_its_file_has_come_stores_nothing(daemon: Daemon) -> None:
+    token = daemon.json("identities", "enroll", "worker@here")["token_b58"]
+    head = f"PUT /v1/files HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n"
+    with RawConnection(daemon.url) as slow:
+        slow.send(f"{head}Content-Length: 4\r\nExpect: 100-continue\r\n\r\n".encode())
+        assert slow.socket.recv(64) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        assert daemon.run("identities", "revoke", "worker@here").code == 0
+        slow.send(b"late")
+        assert slow.read_answer().status == 401
+    assert not [each for each in (daemon.home / "blobs").rglob("*") if each.is_file()]

@@ -14,7 +14,7 @@ import msgspec
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from covenant.dashboard.sessions import Role, UiSession
+from covenant.dashboard.sessions import Role, UiSession, no_session
 from covenant.doors.http.endpoint import MethodRouter, OperationEndpoint
 from covenant.doors.http.request_body import read_body
 from covenant.doors.http.responses import MAILBOX, reply, reply_refused
@@ -74,6 +74,8 @@ def allowed(role: Role, kind: str) -> bool:
 
 async def scoped(session: UiSession, operation: AnyApiOperation, request: R, services: Services) -> tuple[Principal, R]:
     """The principal and the request to run the operation with, after the check that this session may run it."""
+    if session.ended:  # while the body of the request arrived
+        raise no_session()
     if not allowed(session.role, operation.kind):
         raise role_forbidden(session.role, operation.kind)
     # An operation that the tables allow, on a task that is the session's own, may read as the operator.

@@ -35,6 +35,7 @@ from covenant.doors.operator_api.operation import (
 )
 from covenant.doors.waits import CallerGoneError
 from covenant.exchange.access.principals import IdentityAuth, Principal
+from covenant.exchange.access.tenants import unauthenticated
 from covenant.exchange.file_links import FILES, UPLOAD, LinkedFile
 from covenant.exchange.stored_files import StoredFiles
 from covenant.ledger.contract.blobs import CHUNK_BYTES, is_sha256, no_blob, space_of
@@ -121,11 +122,15 @@ class FileAccess(NamedTuple):
     async def account(self, scope: Scope) -> str:
         """The account whose files the caller stores and lists: its tenant's, or else its own."""
         credential = credential_of(scope)
-        tenant = self._tenant(credential)
-        principal = principal_of(self.identity_auth, credential) if tenant is None else None
-        if principal is not None:
-            return f"@{principal.agent.pubkey}"
-        return tenant or (await self.auth.enter(scope)).tenant.name
+        return self._tenant(credential) or self.known(credential) or (await self.auth.enter(scope)).tenant.name
+
+    def known(self, credential: bytes | None) -> str | None:
+        """The account of this credential, if it is valid now."""
+        caller = self.auth.recognised(credential) if credential is not None else None
+        if caller is not None:
+            return caller.tenant.name
+        principal = principal_of(self.identity_auth, credential)
+        return f"@{principal.agent.pubkey}" if principal is not None else None
 
     async def check(self, scope: Scope, space: str, owner: str) -> None:
         """Refuses a caller that may not read this file, as if the file did not exist."""
@@ -166,7 +171,7 @@ class UploadEndpoint(Endpoint):
             send.extend_body(upload_s)
         try:
             async with asyncio.timeout(upload_s):
-                blob = await files.upload(_body(receive), account, sha256=sha256)
+                blob = await files.upload(self._body(scope, receive, account), account, sha256=sha256)
         except TimeoutError:
             raise timed_out(f"the upload, within {upload_s:g} s (blobs.upload_ms_max),") from None
         linked = LinkedFile(space_of(account), UPLOAD, blob.sha256, blob.size, files.links.expires_ms)
@@ -177,6 +182,23 @@ class UploadEndpoint(Endpoint):
             expires_at_ms=linked.expires_ms,
         )
         await reply(send, 201, _encode(answer))
+
+    async def _body(self, scope: Scope, receive: Receive, account: str) -> AsyncIterator[bytes]:
+        """The body, in pieces large enough for a write. A token that has ended meanwhile stores no file."""
+        gathered, size, more = [], 0, True
+        while more:
+            message = await receive()
+            if message["type"] != "http.request":
+                raise CallerGoneError
+            data: bytes = message.get("body", b"")
+            more = message.get("more_body", False)
+            if not more and self._access.known(credential_of(scope)) != account:
+                raise unauthenticated()
+            gathered.append(data)
+            size += len(data)
+            if size >= CHUNK_BYTES or not more:
+                yield b"".join(gathered)
+                gathered, size = [], 0
 
 
 class ListEndpoint(Endpoint):
@@ -283,22 +305,6 @@ def _span(wanted: bytes, size: int) -> tuple[int, int, int]:
     else:
         start, stop = int(first), min(size, int(last) + 1) if last else size
     return (start, stop, 206) if start < stop else (0, 0, 416)
-
-
-async def _body(receive: Receive) -> AsyncIterator[bytes]:
-    """The body, in pieces large enough for a write."""
-    gathered, size, more = [], 0, True
-    while more:
-        message = await receive()
-        if message["type"] != "http.request":
-            raise CallerGoneError
-        data: bytes = message.get("body", b"")
-        more = message.get("more_body", False)
-        gathered.append(data)
-        size += len(data)
-        if size >= CHUNK_BYTES or not more:
-            yield b"".join(gathered)
-            gathered, size = [], 0
 
 
 def file_routes(access: FileAccess, meter: Meter) -> list[BaseRoute]:
