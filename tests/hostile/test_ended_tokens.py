@@ -16,6 +16,12 @@ REQUESTS: Final = {
     "/v1/orchestrate": {"message": "x", "agent": "index"},
     "/v1/conversations": {"agent": "index", "title": ""},
     "/v1/files": {"bytes": "x"},
+    "/mcp": {
+        "jsonrpc": "2.0",
+        "id": 1,
+        "method": "tools/call",
+        "params": {"name": "send_task", "arguments": {"agent": "index", "message": "x", "wait": False}},
+    },
     "/a2a/tasks": {
         "id": "11111111-1111-4111-8111-111111111111",
         "recipient": {"display": "worker@here"},
@@ -32,6 +38,7 @@ def test_a_token_that_ends_before_the_body_has_come_begins_no_work(daemon: Daemo
     mailbox = path == "/a2a/tasks"
     body = json.dumps(REQUESTS[path]).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {worker if mailbox else acme}\r\n"
+    head += "Accept: application/json, text/event-stream\r\nContent-Type: application/json\r\n"
     with RawConnection(daemon.url) as slow:
         slow.send(f"{head}Content-Length: {len(body)}\r\nExpect: 100-continue\r\n\r\n".encode())
         assert slow.socket.recv(64) == b"HTTP/1.1 100 Continue\r\n\r\n"  # the token was recognised

@@ -21,6 +21,7 @@ from covenant.doors.http.server.http_refusals import HttpRefusal
 from covenant.doors.mcp.tool_calls import ToolCalls
 from covenant.doors.metrics import Meter
 from covenant.doors.waits import CancelScope
+from covenant.exchange.access.tenants import unauthenticated
 from covenant.model.errors import Unavailable
 from covenant.model.extras import install_command
 from covenant.wire.jsonrpc import JsonRpcRequest, JsonRpcResponse
@@ -89,7 +90,7 @@ class McpDoor(Endpoint):
                 manager = await self._manager()
             finally:
                 self._timer.observe(perf_counter() - started_s)
-            with CancelScope() as work, self._auth.tenancy.session(caller, work.leave):
+            with CancelScope() as work, self._auth.tenancy.session(caller, lambda: work.end(unauthenticated())):
                 await manager.handle_request({**scope, CALLER: caller}, receive, send)
 
     def _load(self) -> StreamableHTTPSessionManager:
