@@ -339,7 +339,7 @@ class PeerService:
 
             return await asyncio.to_thread(self._keyring.renew_void, self._now_ms())
         await shared.refresh_keys()
-        if self._keyring.purpose_keys() == before and self._keyring.are_old(self._now_ms()):
+        if self._keyring.purpose_keys() == before and self._keyring.believe_void(self._now_ms()):
             await shared.replace_keys(compromised=True)
         return True  # another daemon may have replaced the keys while this one used the old ones
 
