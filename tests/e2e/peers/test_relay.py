@@ -235,6 +235,20 @@ def test_nobody_can_fill_the_relay() -> None:
         until((relay.home / "relay" / id_of(bob)).exists, lambda there: not there)
 
 
+def test_one_that_was_denied_at_the_relay_and_is_not_any_more_is_shown_there_again() -> None:
+    with short_folder() as folder, open_peer_daemons(folder) as made:
+        often = {"covenant.peers.transport.relay.SWEEP_S": 0.1}
+        relay = made.node("relay", AGENTS, constants=often, relay_for="*", **PLENTY)
+        at = f"relay={relay.url}"
+        alice, bob = (made.node(name, AGENTS, relay=at, poll_wait_ms=500) for name in ("alice", "bob"))
+        meet(relay, alice, bob)
+        relay.cli("peers", "deny", "bob")
+        until((relay.home / "relay" / id_of(bob)).exists, lambda there: not there)
+        relay.cli("peers", "allow", "bob")
+        path = f"/relay/{id_of(bob)}{API}/identity"
+        until(lambda: call(relay.port, "GET", path).status, lambda status: status == 200)
+
+
 def test_a_daemon_is_no_relay_unless_it_is_told_to_be(three: Three) -> None:
     keys = shown(three.relay, three.bob)
     envelope = left(own_key(three.alice), three.bob, keys)

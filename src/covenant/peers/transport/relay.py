@@ -84,6 +84,8 @@ class RelayStore:
         """The envelopes and bytes that are kept for each recipient, from each sender, and in all."""
         self._reserved: dict[tuple[InstanceId, str], StoredEnvelope] = {}
         """Envelopes that are being written, by recipient and name."""
+        self._shown: dict[InstanceId, str] = {}
+        """The hash of each recipient's last introduction."""
 
     def open(self) -> None:
         """Reads the envelopes that an earlier run kept. Blocks."""
@@ -199,10 +201,14 @@ class RelayStore:
             for kept in self._kept.pop(recipient).values():
                 self._count(recipient, kept, -1)
             await asyncio.to_thread(shutil.rmtree, self._folder / recipient, ignore_errors=True)
+            self._shown.pop(recipient, None)
 
     async def introduce(self, recipient: InstanceId, introduction: bytes) -> None:
-        path = self._folder / recipient / INTRODUCTION
-        await asyncio.to_thread(self._write, path.parent, path.name, introduction)
+        digest = hashlib.sha256(introduction).hexdigest()
+        if self._shown.get(recipient) == digest:
+            return
+        await asyncio.to_thread(self._write, self._folder / recipient, INTRODUCTION, introduction)
+        self._shown[recipient] = digest
         self._kept.setdefault(recipient, OrderedDict())
 
     async def introduction(self, recipient: InstanceId) -> bytes | None:
@@ -219,8 +225,6 @@ class Relay(PeerService):
         self._named = frozenset(settings.relay_for)
         limits = RelayLimits(settings.relay_bytes_max, settings.relay_bytes_per_peer, settings.relay_envelopes_per_peer)
         self._store = RelayStore(folder, limits, self._now_ms) if folder is not None and self._named else None
-        self._shown: dict[InstanceId, str] = {}
-        """The hash of each recipient's last introduction."""
         self.woken: Callable[[InstanceId], None] = lambda _: None
         """Called with each recipient that has a new envelope."""
 
@@ -276,10 +280,7 @@ class Relay(PeerService):
         if self._store is None or self._relayed(peer.id) is None:
             return
         await self._store.drop(peer.id, taken)
-        digest = hashlib.sha256(introduction).hexdigest()
-        if self._shown.get(peer.id) != digest:
-            await self._store.introduce(peer.id, introduction)
-            self._shown[peer.id] = digest
+        await self._store.introduce(peer.id, introduction)
 
     async def waiting(self, peer: InstanceId, most: int) -> Sequence[RelayedEnvelope]:
         if self._store is None or self._relayed(peer) is None:
