@@ -2,13 +2,17 @@
 
 import asyncio
 import datetime as dt
+import socket
 import ssl
+import struct
+import threading
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
+import uvloop
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -108,6 +112,33 @@ async def test_nobody_there_and_one_who_hangs_up_are_told_apart() -> None:
     async with lines() as opened:
         failed = await failure(opened, served.url())
         assert (failed.code, isinstance(failed, PeerUnavailable)) == ("connect_failed", True)
+
+
+def test_one_who_resets_each_connection_at_once_causes_failures_and_no_defect() -> None:
+    """With the event loop of a daemon, which forgets a socket that was reset."""
+
+    def reset(listening: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                taken, _ = listening.accept()
+                taken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                taken.close()
+
+    async def calls(url: str) -> set[str]:
+        async with lines() as opened:
+            at_once = [await asyncio.gather(*(failure(opened, url) for _ in range(16))) for _ in range(30)]
+            return {failed.code for each in at_once for failed in each}
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        resetting = threading.Thread(target=reset, args=(listening,))
+        resetting.start()
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                codes = runner.run(calls(f"http://127.0.0.1:{listening.getsockname()[1]}"))
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)
+            resetting.join()
+    assert codes <= {"connect_failed", "connection_lost"}
 
 
 async def test_what_comes_compressed_is_not_read() -> None:

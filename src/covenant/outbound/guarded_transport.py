@@ -149,3 +149,8 @@ def failures_named() -> Iterator[None]:
         sent = not isinstance(error, _BEFORE_SENDING)
         code, message = next((code, message) for kind, code, message in _FAILURES if isinstance(error, kind))
         raise CallFailed(code, message, detail=detail, sent=sent) from error
+    except AttributeError as error:
+        # httpcore2 asks a new connection about its socket. Under uvloop a connection that was reset by then has none.
+        if error.name != "getpeername":
+            raise
+        raise CallFailed("connection_lost", "the connection broke", detail="reset at once") from error
