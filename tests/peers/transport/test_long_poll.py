@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -14,7 +15,7 @@ from covenant.peers.peer_settings import PeerSettings
 from covenant.wire import peers as polling
 from covenant.wire.peers import Ack, Poll
 from tests.ledger_contract.samples import OPERATOR
-from tests.outbound.http_servers import always, http_server, reply
+from tests.outbound.http_servers import Request, always, http_server, reply
 from tests.peers.transport_under_test import (
     TransportUnderTest,
     accept,
@@ -338,3 +339,26 @@ async def test_a_restart_of_either_side_between_handing_out_and_acknowledging_lo
         async with delivering(bob):
             await alice.delivered()
         assert [(typ, seq) for typ, _, seq in bob.provider.heard] == [("delegation_cancel", 2)]
+
+
+@pytest.mark.parametrize("said", ["", f'{{"id": "{1:032x}", "envelope": {{}}}}'], ids=["nothing", "what is refused"])
+async def test_a_peer_that_answers_at_once_with_nothing_to_take_is_not_asked_without_a_pause(
+    tmp_path: Path, alice: TransportUnderTest, said: str
+) -> None:
+    came = asyncio.Semaphore(0)
+
+    async def at_once(_: Request, writer: asyncio.StreamWriter) -> None:
+        writer.write(reply(200, b'{"envelopes": [], "relayed": [%s]}' % said.encode()))
+        came.release()
+
+    async with http_server(at_once) as served:
+        settings = replace(FETCHING, retry_first_ms=100, relay=f"relay={served.url()}", poll=())
+        async with transport_under_test(tmp_path / "carl", settings=settings) as carl:
+            await carl.knows(alice, url=served.url().rstrip("/"))
+            async with delivering(carl):
+                loop = asyncio.get_running_loop()
+                await came.acquire()
+                began = loop.time()
+                for _ in range(4):
+                    await asyncio.wait_for(came.acquire(), BOUND_S)
+                assert loop.time() - began >= 3 * 0.1

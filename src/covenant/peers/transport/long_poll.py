@@ -286,15 +286,19 @@ class PollClient(PeerService):
         acks: Acks = {}
         taken: list[str] = []
         attempts = 0
+        loop = asyncio.get_running_loop()
         while (peer := self._ledger.peer(peer_id)) is not None and self._fetches_from(peer):
+            began = loop.time()
             try:
                 failed = await self._fetch(peer, acks, taken)
             except Exception:
                 log.exception("long_poll.fault", extra={"peer": peer_id})
                 failed = DeliveryFailure("internal", "internal error; the daemon's log has the trace", whole=True)
-            if failed is None:
+            if isinstance(failed, int):
                 attempts = 0
                 self._troubles.pop(peer_id, None)
+                if failed == 0:  # the peer may have answered at once, although it was asked to wait
+                    await asyncio.sleep(self._settings.retry_first_ms / 1000 - (loop.time() - began))
                 continue
             attempts += 1
             trouble = self._troubles[peer_id] = self._sender.trouble(peer_id, failed, attempts)
@@ -302,8 +306,11 @@ class PollClient(PeerService):
             log.info("long_poll.failed", extra={"peer": peer_id, "reason": str(failed), "again_in_ms": pause_ms})
             await asyncio.sleep(pause_ms / 1000)
 
-    async def _fetch(self, peer: Peer, acks: Acks, taken: list[str]) -> DeliveryFailure | None:
-        """One poll. It sends `acks` and, to a relay, `taken`; those that arrived are removed from both."""
+    async def _fetch(self, peer: Peer, acks: Acks, taken: list[str]) -> DeliveryFailure | int:
+        """One poll. It sends `acks` and, to a relay, `taken`; those that arrived are removed from both.
+
+        Returns how many envelopes were taken in.
+        """
         told, told_taken = dict(list(acks.items())[: wire.ACKS_MAX]), tuple(taken[: wire.ACKS_MAX])
         wait_ms = min(self._settings.poll_wait_ms, wire.WAIT_MS_MAX)
         asked = wire.Poll(
@@ -327,8 +334,8 @@ class PollClient(PeerService):
                 del acks[key]
         del taken[: len(told_taken)]
         failed = await self._take(peer, polled.envelopes, acks)
-        await self._take_relayed(polled.relayed, taken)
-        return failed
+        relayed = await self._take_relayed(polled.relayed, taken)
+        return failed or len(polled.envelopes) + relayed
 
     def _relay_fetch(self, taken: tuple[str, ...]) -> wire.RelayFetch:
         keys, now_ms = self._keyring, self._now_ms()
@@ -340,12 +347,12 @@ class PollClient(PeerService):
         )
         return wire.RelayFetch(introduction=shown, taken=taken)
 
-    async def _take_relayed(self, relayed: Sequence[wire.RelayedEnvelope], taken: list[str]) -> None:
-        """Processes the envelopes of others from the relay.
+    async def _take_relayed(self, relayed: Sequence[wire.RelayedEnvelope], taken: list[str]) -> int:
+        """Processes the envelopes of others from the relay. Returns how many were taken in.
 
         A refused one is dropped: its sender still has the message.
         """
-        replies: list[tuple[InstanceId, bytes]] = []
+        count, replies = 0, list[tuple[InstanceId, bytes]]()
         await self._inbox.note_withdrawn([bytes(each.envelope) for each in relayed])
         for each in relayed:
             envelope = bytes(each.envelope)
@@ -358,6 +365,7 @@ class PollClient(PeerService):
                     continue  # the relay hands it out again, and then its sender is known
                 log.info("relay.refused", extra={"code": refusal.code, "reason": refusal.message})
             else:
+                count += 1
                 if got.ack is not None:
                     owed, key = self._owed.setdefault(got.sender, {}), (got.ack.role, got.ack.offer_id)
                     owed[key] = max(got.ack.seq, owed.get(key, 0))
@@ -367,6 +375,7 @@ class PollClient(PeerService):
         known = ((self._ledger.peer(sender), reply) for sender, reply in replies)
         posts = [self._sender.post(peer, RECEIVE_PATH, reply) for peer, reply in known if peer is not None]
         await asyncio.gather(*posts, *(self._acknowledge(sender) for sender in tuple(self._owed)))
+        return count
 
     async def _acknowledge(self, sender: InstanceId) -> None:
         """Acknowledgements that do not get through are sent after the next fetch."""
