@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from covenant.ledger.machine.peer_commands import LearnPeer
-from covenant.model.peers.delegation import DelegationRole
+from covenant.ledger.machine.peer_commands import LearnPeer, SendToPeer
+from covenant.model.peers.delegation import DelegationKey, DelegationRole
 from covenant.seal.envelope import RELAYED_LIFE_MS_MAX
 from covenant.seal.identity import ENVELOPE_LIFE_MS_MAX
 from covenant.seal.keys import from_base64url
@@ -21,9 +21,14 @@ from tests.outbound.http_servers import Answer, Request, Served, always, http_se
 from tests.peers.transport_under_test import (
     QUICK,
     TransportUnderTest,
+    accept,
+    begun,
     cancel,
     delivering,
     offer_id,
+    result,
+    said,
+    status,
     transport_under_test,
 )
 from tests.waits import BOUND_S
@@ -102,6 +107,44 @@ async def test_a_message_waits_until_its_recipient_says_that_it_has_it(tmp_path:
             await alice.inbox.take(acks(bob, alice, 1, 2), relayed=True)
             await alice.delivered()
         assert len(relay.headers) == 2
+
+
+async def test_while_the_relay_keeps_a_message_the_latest_status_waits_and_nothing_else_does(
+    tmp_path: Path, bob: TransportUnderTest
+) -> None:
+    """Otherwise an agent that works for long fills the relay while its requester is away."""
+    relay, of = Deposits(), DelegationKey(DelegationRole.PROVIDER, bob.id, offer_id(1))
+    async with depositing(tmp_path, relay) as alice:
+        await alice.knows(bob, url=None)
+        await alice.ledger.commit(
+            SendToPeer(
+                key=of,
+                begin=begun(DelegationRole.PROVIDER, bob.id, 1),
+                happenings=("offer", "accept", "start"),
+                messages=(said(accept(1)),),
+            )
+        )
+        async with delivering(alice):
+            await relay.count(1)
+            await noted(alice, bob)
+            for number in (1, 2, 3):
+                await alice.ledger.commit(SendToPeer(key=of, messages=(said(status(1, number), latest=True),)))
+            await alice.offers(bob.id, 2)
+            await relay.count(2)
+            waits = [each for each in await alice.ledger.peer_outbox(bob.id) if each.delegation == of]
+            assert [each.seq for each in waits] == [1, 2]
+            assert bytes(waits[1].body) == encode(status(1, 3))
+            said_so = DeliveryAcks(acks=(Ack(role=DelegationRole.PROVIDER, offer_id=offer_id(1), seq=1),))
+            acked = bob.keyring.seal(
+                encode(said_so), typ=ACKS, to=alice.id, prekey=alice.prekey(), now_ms=bob.clock(), relayed=True
+            )
+            await alice.inbox.take(acked, relayed=True)
+            await relay.count(3)
+            await noted(alice, bob)
+            await alice.ledger.commit(SendToPeer(key=of, messages=(said(result(1)),)))
+            await relay.count(4)
+        sent = [(header["typ"].removeprefix("delegation_"), header["seq"]) for header in relay.headers]
+        assert sent == [("accept", 1), ("offer", 1), ("status", 2), ("result", 3)]
 
 
 async def test_what_the_relay_keeps_no_longer_is_left_there_again(tmp_path: Path, bob: TransportUnderTest) -> None:

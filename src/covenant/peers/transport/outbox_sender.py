@@ -266,10 +266,12 @@ class OutboxSender(PeerService):
         return list(islice((each for each in waiting if self._is_due(round_, each[0].delegation)), READ_MAX))
 
     def _undeposited(self, round_: _Round, messages: list[OutboxMessage]) -> list[OutboxMessage]:
+        """The messages that the relay does not keep. While it keeps one, a status waits here for its successors."""
         deposit = round_.deposits.get(messages[0].delegation)
-        if deposit is None or self._monotonic_ms() >= deposit.due_ms:
+        if deposit is None or self._monotonic_ms() >= deposit.due_ms or messages[0].seq > deposit.seq:
             return messages
-        return [each for each in messages if each.seq > deposit.seq]
+        left = [each for each in messages if each.seq > deposit.seq]
+        return left if any(each.typ != STATUS for each in left) else []
 
     def _is_due(self, round_: _Round, key: DelegationKey) -> bool:
         held = round_.held.get(key)
