@@ -183,6 +183,29 @@ async def test_one_that_is_heard_from_and_does_not_have_it_is_sent_it_again(
         assert [header["seq"] for header in relay.headers] == [1, 1]
 
 
+async def test_one_that_was_heard_from_before_and_does_not_have_it_is_sent_it_again(
+    tmp_path: Path, bob: TransportUnderTest
+) -> None:
+    """It may have refused the message, since it did not know our new identity then."""
+    relay = Deposits()
+    async with depositing(tmp_path, relay) as alice:
+        await alice.knows(bob, url=None)
+        await bob.knows(alice, url=None)
+        async with delivering(alice):
+            await alice.offers(bob.id, 1)
+            await relay.count(1)
+            await noted(alice, bob)
+            await alice.inbox.take(acks(bob, alice, 9, 1), relayed=True)
+            heard = alice.ledger.peer(bob.id)
+            async with asyncio.timeout(BOUND_S):
+                while heard is None or alice.outbox._rounds[bob.id].heard_at_ms != heard.heard_at_ms:  # noqa: ASYNC110
+                    await asyncio.sleep(0)  # nothing tells of it
+            alice.clock.ahead_ms += 60_001
+            await alice.offers(bob.id, 2)
+            await relay.count(3)
+    assert [header["seq"] for header in relay.headers] == [1, 1, 1]
+
+
 async def test_an_own_address_cannot_say_that_it_is_a_relay(tmp_path: Path, bob: TransportUnderTest) -> None:
     said = reply(200, json.dumps({"status": "relayed", "untilMs": 2**53}).encode())
     async with http_server(always(said)) as there, depositing(tmp_path, Deposits()) as alice:

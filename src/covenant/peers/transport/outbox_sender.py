@@ -243,10 +243,11 @@ class OutboxSender(PeerService):
         sooner = moved or heard or count > round_.count
         round_.url, round_.heard_at_ms, round_.count = peer.url, peer.heard_at_ms, count
         if heard:
-            # The peer is there, and has not acknowledged the messages: the relay may have lost them.
+            # The peer is there. If it does not acknowledge the messages soon, the relay has lost them, or the peer has
+            # refused them, as before it knew our new identity.
             for key, deposit in round_.deposits.items():
-                if self._monotonic_ms() >= deposit.at_ms + DEPOSIT_AGAIN_MS:
-                    round_.deposits[key] = deposit._replace(due_ms=0)
+                due_ms = min(deposit.due_ms, deposit.at_ms + DEPOSIT_AGAIN_MS)
+                round_.deposits[key] = deposit._replace(due_ms=due_ms)
         trouble = round_.trouble
         if trouble is not None and sooner:
             # A peer that was heard from may still be unreachable, so the messages that it sends do not
