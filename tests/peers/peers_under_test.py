@@ -242,7 +242,8 @@ async def peer_under_test(
         stack.push_async_callback(ledger.close)
         if ledger.tenant(DEFAULT) is None:
             await ledger.commit(AddTenant(by=OPERATOR, tenant=Tenant(name=DEFAULT, created_at_ms=clock())))
-        keyring = InstanceKeys(keys.private_key, keys.prekeys, keys.save)
+        changes = (keys.change,) if keys.change is not None else ()
+        keyring = InstanceKeys(keys.private_key, keys.prekeys, keys.save, changes=changes)
         keyring.rotate(clock())
         connections = PeerConnections(AddressGuard((), resolver=nobody))
         stack.push_async_callback(connections.close)

@@ -135,7 +135,13 @@ class Requester(PeerService):
         except Unavailable as away:
             self.placement.pause(peer.id, task.id, away.retry_after_ms, full=False)
             raise
-        except (Forbidden, NotFound):
+        except (Conflict, Forbidden, NotFound) as refusal:
+            if self._ledger.peer(peer.id) is None:  # it has another identity by now, and is found by the old id, too
+                self.placement.leave(peer.id, task.id)
+                return await self.offer(task, target, told)
+            if isinstance(refusal, Conflict):
+                self.placement.leave(peer.id, task.id)
+                raise
             self.placement.refuse(peer.id, task.id)
             if target.peer or not self.placement.has_candidates(task, target.profile or ""):
                 raise
@@ -239,17 +245,23 @@ class Requester(PeerService):
             cleared = await redact_aside(message, self._settings.redaction, delegation.key)
             message = cleared.message
             changes = msgspec.structs.replace(changes, redacted=delegation.redacted + cleared.found)
-        moved = await self._ledger.commit(
-            SendToPeer(
-                key=delegation.key,
-                happenings=happenings,
-                changes=changes,
-                messages=(outgoing(message),) if message is not None else (),
-                by=by,
-                withdraws=isinstance(message, DelegationCancel),
-                unsent_since_ms=self._unsent_since_ms(delegation),
-            )
+        command = SendToPeer(
+            key=delegation.key,
+            happenings=happenings,
+            changes=changes,
+            messages=(outgoing(message),) if message is not None else (),
+            by=by,
+            withdraws=isinstance(message, DelegationCancel),
+            unsent_since_ms=self._unsent_since_ms(delegation),
         )
+        try:
+            moved = await self._ledger.commit(command)
+        except NotFound:
+            now = await self.delegation(delegation.task_id)
+            if now is None or now.peer == delegation.peer or now.offer_id != delegation.offer_id:
+                raise
+            # Its peer has another identity since the delegation was read. The offer may have been sent to the old one.
+            moved = await self._ledger.commit(msgspec.structs.replace(command, key=now.key, unsent_since_ms=None))
         self.note(moved.delegation)
         return moved
 
