@@ -1,6 +1,7 @@
 """What peers used, by peer, profile and day: counted, bounded, written down, and the same after a kill."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -96,3 +97,16 @@ def test_a_peer_has_no_more_than_its_quota_of_a_day_also_after_a_kill(daemons: P
     assert (spent["delegation"]["maxTokenBudget"], spent["delegation"]["state"]) == (86, "completed"), spent
     last = alice.ended(alice.delegate("80", "spender", "bob", maxTokenBudget=500))
     assert (last["delegation"]["maxTokenBudget"], last["delegation"]["code"]) == (6, "budget_exceeded"), last
+
+
+def test_offers_that_come_at_once_share_the_quota_of_a_day(daemons: PeerDaemons) -> None:
+    bob = daemons.node("bob", AGENTS)
+    with ScriptedPeer("mallory") as mallory:
+        mallory.known_to(bob)
+        bob.cli("peers", "change", "mallory", "--tokens-per-day", "1000", "--offers-per-day", "4")
+        offers = [mallory.offer(bob, "held", task="never", max_token_budget=400) for _ in range(12)]
+        envelopes = [mallory.envelope(bob, each, seq=1) for each in offers]
+        with ThreadPoolExecutor(len(envelopes)) as pool:
+            assert {answer.status for answer in pool.map(bob.receive, envelopes)} == {200}
+        begun = [each for each in bob.delegations(role="provider") if each["state"] != "rejected"]
+        assert sorted(each["maxTokenBudget"] for each in begun) == [200, 400, 400]

@@ -14,7 +14,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from itertools import islice
 from typing import Any, Final
 
@@ -113,6 +113,7 @@ class Provider(PeerService):
         self._catalogue, self._used, self._draining = catalogue, used, draining
         self._rate = OfferRate(context.settings, self._monotonic_ms)
         self._budgets, self._prices = amounts_of(self._settings.profile_budgets), amounts_of(self._settings.prices)
+        self._deciding = asyncio.Lock() if context.shared is not None else nullcontext()
         self._attending: dict[DelegationKey, asyncio.Task[None]] = {}
         self._telling: set[asyncio.Task[None]] = set()
         self._stopped, self._woken = asyncio.Event(), asyncio.Event()
@@ -162,8 +163,9 @@ class Provider(PeerService):
             if key in self._context.withdrawn:
                 raise OfferRejected("expired", WITHDRAWN)
             agent = self._catalogue.agent(incoming.peer.tenant, offer.profile)
-            terms = await self._judge(incoming, offer)
-            received = await self._accept(incoming, offer, agent, terms)
+            async with self._deciding:  # on a shared ledger no other offer may be accepted in between
+                terms = await self._judge(incoming, offer)
+                received = await self._accept(incoming, offer, agent, terms)
         except OfferRejected as rejected:
             return await self._reject(incoming, offer, rejected)
         except Refusal as refusal:
@@ -302,8 +304,7 @@ class Provider(PeerService):
         view = (await TaskReader(self._ledger).past(known.task_id, 1)).view()
         if view is None:
             return OfferRejected("expired", FORGOTTEN)
-        task = view.task
-        asked = (known.profile, task.parts or (Text(task.intent_text),))
+        asked = (known.profile, view.task.parts or (Text(view.task.intent_text),))
         if asked != (offer.profile, _parts(offer)) or not is_asserted(offer, peer, self._keyring):
             return OfferRejected("invalid", "an offer of this id was for other work, or this one is not signed by you")
         return None
