@@ -295,12 +295,60 @@ def test_whoever_was_away_for_long_is_told_of_few_tasks_each_once() -> None:
     assert LATEST_MAX * 4 <= 20
 
 
-def test_a_tenant_cannot_count_what_others_do() -> None:
-    rounds = [FeedRound(position=9, tasks=[row("own", "acme"), row("other")], more=312)]
+def test_a_tenant_is_told_how_many_more_of_its_own_tasks_changed_and_nothing_of_others() -> None:
+    own = [row(f"own-{number}", "acme") for number in range(LATEST_MAX + 1)]
+    rounds = [FeedRound(position=9, tasks=[*own, row("other")], more=312, more_of={"acme": 2, "default": 310})]
     told = json.loads(write_own(rounds, "acme", "place").decode().splitlines()[2].removeprefix("data: "))
-    assert [each["task_id"] for each in told["tasks"]] == ["own"]
-    assert told["more"] == 1
-    assert write_own([FeedRound(position=9, tasks=[row("other")], audited=3)], "acme", "place") == b""
+    assert [each["task_id"] for each in told["tasks"]] == [each.task_id for each in own[:LATEST_MAX]]
+    assert told["more"] == 3
+    assert write_own([FeedRound(position=9, tasks=[row("other")], more=312, audited=3)], "acme", "place") == b""
+
+
+async def test_a_tenant_is_told_nothing_while_many_tasks_of_others_change(short_path: Path) -> None:
+    async with open_daemon_under_test(short_path / "home", asking_agent()) as daemon:
+        acme, globex = [await daemon.add_tenant(name, asking_agent()) for name in ("acme", "globex")]
+        earlier = [await send_task(daemon, "paint", token=acme) for _ in range(LATEST_MAX)]
+        async with (
+            open_browser(daemon, daemon.token) as admin,
+            open_browser(daemon, acme) as browser,
+            follow(admin) as everything,
+            follow(browser) as feed,
+        ):
+            more = 0
+            while not more:
+                many = [send_task(daemon, "paint", token=globex) for _ in range(4 * LATEST_MAX)]
+                await asyncio.gather(*many)
+                more = (await everything.next("tasks"))[1]["more"]
+            own = await send_task(daemon, "paint", token=acme)
+            assert [each["task_id"] for each in (await feed.next())[1]["tasks"]] == [own["id"]]
+
+            async def cancel(task: dict[str, Any]) -> None:
+                await daemon.ask("POST", f"/a2a/tasks/{task['id']}/cancel", json={"reason": "r"})
+
+            await asyncio.gather(*(cancel(each) for each in (*earlier, own)))
+            told, more = set[str](), 0
+            while len(told) + more < len(earlier) + 1:
+                _, news = await feed.next("tasks")
+                more += news["more"]
+                told |= {each["task_id"] for each in news["tasks"] if each["state"] != "parked"}
+
+
+async def test_a_tenants_place_tells_nothing_and_is_none_once_nobody_counted_for_tenants(
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("covenant.dashboard.feed.LINGER_S", 0.0)
+    async with open_daemon_under_test(short_path / "home", asking_agent()) as daemon:
+        token = await daemon.add_tenant("acme", asking_agent())
+        async with (
+            open_browser(daemon, daemon.token) as admin,
+            open_browser(daemon, token) as browser,
+            follow(admin),
+        ):
+            async with follow(browser) as feed, follow(browser) as again:
+                seen = feed.seen
+                assert again.seen != seen, "though nothing happened meanwhile"
+            async with follow(browser, seen) as feed:
+                assert await feed.next() == ("resync", {}), "though nothing happened meanwhile"
 
 
 async def test_the_look_ups_of_a_round_do_not_grow_with_what_changed(tmp_path: Path) -> None:

@@ -123,13 +123,13 @@ class WatchSuite(Suite):
             (task_id(1), State.QUEUED),
         ]
         assert told.latest[task_id(1)].agent == BOB.display
-        assert (told.position > before, told.complete, told.others) == (True, True, 0)
+        assert (told.position > before, told.complete, told.others) == (True, True, {})
         assert not changes.take()
         for number in range(10, 10 + LATEST_MAX + 2):
             await driver.send(make_task(number))
         told = changes.take()
         assert list(told.latest) == [task_id(9 + LATEST_MAX + 2 - each) for each in range(LATEST_MAX)]
-        assert told.others == 2
+        assert list(told.others) == [task_id(11), task_id(10)]
         changes.end()
         await driver.send(make_task(4))
         assert not changes.take()

@@ -8,13 +8,16 @@ reads everything again.
 
 A round names the tasks that changed last, at most `LATEST_MAX`, and counts the others. Readers share the look-ups and
 the written frames, so a round's cost does not grow with the number of readers, and hardly with the number of changes.
+While a tenant reads, and for `LINGER_S` afterwards, the others are counted for each tenant: the tenant of a task is
+looked up once, unless the task was sent meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+import secrets
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -46,6 +49,8 @@ PER_SESSION_MAX: Final = 8
 LAST_SEEN_MAX: Final = 18
 NAMES_MAX: Final = 100
 """The most peers, or tasks with pushes, that one event names."""
+OWNERS_MAX: Final = 50_000
+"""The most tasks whose tenants are remembered: about 10 MiB."""
 
 _encode = msgspec.json.Encoder().encode
 _HEADERS: Final = [
@@ -71,6 +76,8 @@ class FeedRound(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The task that changed last comes first."""
     more: int = 0
     """How many more tasks changed."""
+    more_of: Mapping[str | None, int] = {}
+    """How many of those each tenant has; empty if no tenant read."""
     peers: frozenset[str] = frozenset()
     pushes: frozenset[TaskId] = frozenset()
     audited: int = 0
@@ -121,6 +128,12 @@ class FeedCollector:
         """Whether something may have changed since the last count."""
         self._followers = 0
         self._of_session: dict[str, int] = {}
+        self.epoch = 0
+        """Grows by one when counting for each tenant begins: what came before was not counted so."""
+        self._tenants = 0
+        """The followers that are tenants."""
+        self._since_tenants_s = LINGER_S
+        self._owners: dict[TaskId, str | None] = {}
         self._changed = asyncio.Event()
         self._wanted = asyncio.Event()
 
@@ -136,13 +149,22 @@ class FeedCollector:
             self.ring.clear(self._ledger.changes.position)
             self._stale = True
             self._wanted.set()
+        tenant = session.role is Role.TENANT
+        self.epoch += tenant and not self._counts_tenants
+        self._tenants += tenant
         try:
             yield
         finally:
             self._followers -= 1
+            self._tenants -= tenant
+            self._since_tenants_s = 0.0 if tenant else self._since_tenants_s
             self._of_session[key] -= 1
             if not self._of_session[key]:
                 del self._of_session[key]
+
+    @property
+    def _counts_tenants(self) -> bool:
+        return bool(self._tenants) or self._since_tenants_s < LINGER_S
 
     async def wait_for_change(self, position: int, counted: int, timeout_s: float) -> bool:
         """Waits for a change after `position`, or for new counts; False after `timeout_s` without either."""
@@ -165,10 +187,14 @@ class FeedCollector:
             while left_s < LINGER_S:
                 await asyncio.sleep(ROUND_S)
                 left_s = 0.0 if self._followers else left_s + ROUND_S
+                self._since_tenants_s += ROUND_S
+                if not self._counts_tenants:
+                    self._owners.clear()
                 rounds += 1
                 await self.look(counting=rounds % ROUNDS_PER_COUNT == 0)
         finally:
             self._wanted.clear()
+            self._since_tenants_s = LINGER_S
             self._ledger.changes.end()
 
     async def look(self, *, counting: bool) -> None:
@@ -191,10 +217,12 @@ class FeedCollector:
     async def _round(self, changes: Changes) -> FeedRound:
         found = [await self._row(task_id, change) for task_id, change in changes.latest.items()]
         rows = tuple(row for row in found if row is not None)
+        more_of = await self._count_owners(changes.others) if self._counts_tenants else {}
         return FeedRound(
             position=changes.position,
             tasks=rows,
-            more=changes.others + len(found) - len(rows),
+            more=len(changes.others) + len(found) - len(rows),
+            more_of=more_of,
             peers=changes.peers,
             pushes=changes.pushes,
             audited=changes.audited,
@@ -212,6 +240,19 @@ class FeedCollector:
             entry = await self._ledger.entry(task_id)
             state = entry.state if entry is not None else None
         return FeedRow(task_id, state.wire_name if state is not None else "resolved", agent, tenant, change.at_ms)
+
+    async def _count_owners(self, others: Mapping[TaskId, TaskChange]) -> Counter[str | None]:
+        found: Counter[str | None] = Counter()
+        for task_id, change in others.items():
+            if change.agent is not None:
+                self._owners[task_id] = change.tenant
+            elif task_id not in self._owners:
+                parties = await self._ledger.parties(task_id)
+                self._owners[task_id] = parties.tenant if parties is not None else None
+            found[self._owners[task_id]] += 1
+        for task_id in list(self._owners)[: max(0, len(self._owners) - OWNERS_MAX)]:
+            del self._owners[task_id]
+        return found
 
     async def count(self) -> None:
         """Counts again if something may have changed. While the archive lags, counts change without new records."""
@@ -315,8 +356,14 @@ class FeedEndpoint(Endpoint):
 
     def _place(self, session: UiSession, position: int) -> str:
         """The id of an event at this position."""
-        text = str(position)
-        return self._cursors.seal(f"feed {session.tenant}", text) if session.role is Role.TENANT else text
+        if session.role is not Role.TENANT:
+            return str(position)
+        # Two places differ even if they are the same position: a tenant must not see that others did nothing.
+        return self._cursors.seal(self._purpose(session), f"{position} {secrets.token_hex(8)}")
+
+    def _purpose(self, session: UiSession) -> str:
+        """What a tenant's place is sealed for: a place before the counting began is none, whatever others did since."""
+        return f"feed {session.tenant} {self.collector.epoch}"
 
     def _last_seen(self, session: UiSession, scope: Scope) -> int | None:
         """The position that the browser saw last; None at the start, 0 (so `resync`) if malformed."""
@@ -324,17 +371,18 @@ class FeedEndpoint(Endpoint):
             (value.strip().decode("latin-1") for name, value in scope["headers"] if name == b"last-event-id"), None
         )
         if text is not None and session.role is Role.TENANT:
-            text = self._cursors.open(f"feed {session.tenant}", text)
+            text = self._cursors.open(self._purpose(session), text).partition(" ")[0]
         if text is None:
             return None
         return int(text) if text.isascii() and text.isdigit() and len(text) <= LAST_SEEN_MAX else 0
 
 
 def write_own(rounds: Sequence[FeedRound], tenant: str | None, place: str) -> bytes:
-    """The frames for a tenant. `more` is 1 or 0: a tenant must not learn how many tasks of others changed."""
-    rows = _newest(row for each in rounds for row in each.tasks if row.tenant == tenant)[:LATEST_MAX]
-    more = any(each.more for each in rounds)
-    return _frame("tasks", place, {"tasks": rows, "more": int(more)}) if rows or more else b""
+    """The frames for a tenant: a tenant must not learn that tasks of others changed."""
+    rows = _newest(row for each in rounds for row in each.tasks if row.tenant == tenant)
+    named = rows[:LATEST_MAX]
+    more = sum(each.more_of.get(tenant, 0) for each in rounds) + len(rows) - len(named)
+    return _frame("tasks", place, {"tasks": named, "more": more}) if named or more else b""
 
 
 def write_all(rounds: Sequence[FeedRound]) -> bytes:

@@ -1,7 +1,7 @@
 """Recent changes of tasks, peers, push configurations and the audit, for live displays.
 
 Switched off, it costs a look at a flag for each record. Switched on, a bounded number of decided records are kept, and
-`take` returns the changes of the durable ones: the number of tasks, and the `LATEST_MAX` that changed last.
+`take` returns the changes of the durable ones: the `LATEST_MAX` tasks that changed last, and the others.
 
 Must be used on one event loop.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
@@ -48,7 +49,7 @@ from covenant.model.ids import TaskId
 RECORDS_MAX: Final = 50_000
 """The most records that wait to be taken. Beyond that, the changes are no longer known."""
 LATEST_MAX: Final = 5
-"""The tasks that `take` names. It only counts the others, which costs much less."""
+"""The tasks that changed last. Displays name them, and only count the others, which costs much less."""
 
 _number = itemgetter(0)
 _STATES: Final[dict[type[AnyEvent], State | None]] = {
@@ -89,8 +90,8 @@ class Changes(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     position: int
     latest: dict[TaskId, TaskChange]
     """Ordered by the last change, newest first."""
-    others: int = 0
-    """The number of tasks that changed before these."""
+    others: dict[TaskId, TaskChange] = {}
+    """The tasks that changed before these."""
     peers: frozenset[str] = frozenset()
     pushes: frozenset[TaskId] = frozenset()
     audited: int = 0
@@ -192,8 +193,7 @@ class ChangeLog:
         audited, self._remote_audited = self._remote_audited, 0
         nodes, self._remote_nodes = self._remote_nodes, False
         complete, self._complete = self._complete, True
-        latest: dict[TaskId, TaskChange] = {}
-        changed: set[TaskId] = set()
+        changed: dict[TaskId, TaskChange] = {}
         event: Any
         for _, ts_ms, events in reversed(taken):
             for event in reversed(events):
@@ -201,12 +201,10 @@ class ChangeLog:
                 if kind in _STATES:
                     task_id = event.task_id
                     if task_id not in changed:
-                        changed.add(task_id)
-                        if len(latest) < LATEST_MAX:
-                            latest[task_id] = TaskChange(_STATES[kind], ts_ms)
-                    if (kind is TaskSent or kind is TaskFollowed) and task_id in latest:
+                        changed[task_id] = TaskChange(_STATES[kind], ts_ms)
+                    if kind is TaskSent or kind is TaskFollowed:
                         task = event.task
-                        latest[task_id] = latest[task_id]._replace(agent=task.recipient.display, tenant=task.tenant)
+                        changed[task_id] = changed[task_id]._replace(agent=task.recipient.display, tenant=task.tenant)
                 elif kind is Audited:
                     audited += 1
                 elif kind is PushPut or kind is PushDropped:
@@ -214,13 +212,12 @@ class ChangeLog:
                 elif isinstance(event, PeerEvent) and (peer := peer_of(event)) is not None:
                     peers.add(peer)
         for task_id, at_ms in reversed(remote_tasks):
-            if task_id not in changed and len(latest) < LATEST_MAX:
-                latest[task_id] = TaskChange(None, at_ms)
-            changed.add(task_id)
+            changed.setdefault(task_id, TaskChange(None, at_ms))
+        newest_first = iter(changed.items())
         return Changes(
             position=position,
-            latest=latest,
-            others=len(changed) - len(latest),
+            latest=dict(islice(newest_first, LATEST_MAX)),
+            others=dict(newest_first),
             peers=frozenset(peers),
             pushes=frozenset(pushes),
             audited=audited,
