@@ -141,6 +141,34 @@ class BlobSuite:
         with pytest.raises(NotFound):
             await get(store, blob)
 
+    async def test_a_pass_looks_up_few_of_many_references_and_the_next_one_goes_on(
+        self, store: BlobStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for engine in ("embedded.blob_folder", "postgres.blob_rows"):
+            monkeypatch.setattr(f"covenant.ledger.{engine}.REFERENCES_MAX", 10)
+        live = [task_id(number) for number in range(35)]
+        asked: list[TaskId] = []
+
+        async def known(each: TaskId) -> bool:
+            asked.append(each)
+            return each in live
+
+        blobs = [await put(store, data, live[0]) for data in (PIECE, b"other")]
+        for each in live[1:]:
+            await store.refer(ACME, blobs[0].sha256, each)
+        passes = [await store.collect(known, LATER_MS)]
+        while passes[-1].more:
+            assert len(asked) <= 10 * len(passes)
+            passes.append(await store.collect(known, LATER_MS))
+        assert sorted(asked) == sorted([*live, live[0]])
+        assert len(passes) >= 4
+        live = live[:1]
+        collected = [await store.collect(known, LATER_MS) for _ in passes]
+        assert sum(each.references for each in collected) == 34
+        live = []
+        while (await store.usage(ACME)).files:
+            await store.collect(known, LATER_MS)
+
     async def test_what_is_young_is_not_collected_whoever_knows_it(self, store: BlobStore) -> None:
         """A decision that is about to refer to it may not be committed yet."""
         referred, bare = await put(store, b"one", task_id(1)), await put(store, b"two")

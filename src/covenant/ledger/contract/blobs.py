@@ -27,6 +27,8 @@ CHUNK_BYTES: Final = 256 * 1024
 """The most bytes of a blob that are read, written or held at once."""
 COLLECTED_MAX: Final = 1_000
 """The most blobs that one pass of the collector looks at."""
+REFERENCES_MAX: Final = 5_000
+"""The most references that one pass looks up: a file may have one of each task that was ever sent."""
 
 Known = Callable[[TaskId], Awaitable[bool]]
 """Returns whether the ledger knows a task."""

@@ -31,6 +31,7 @@ from weakref import WeakValueDictionary
 from covenant.ledger.contract.blobs import (
     CHUNK_BYTES,
     COLLECTED_MAX,
+    REFERENCES_MAX,
     Blob,
     BlobFault,
     BlobQuota,
@@ -62,7 +63,7 @@ class BlobFolder:
         self._new_id = new_id
         self._lock = threading.Lock()
         self._usage: dict[str, list[int]] = {}
-        self._cursor = ("", "")
+        self._walk = self._walked()
         self._listed: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         make_owned_folder(folder, exist_ok=True)
         _drop(folder / INCOMING)
@@ -207,44 +208,37 @@ class BlobFolder:
         return found
 
     async def collect(self, known: Known, before_ms: int) -> Collected:
-        spaces = await asyncio.to_thread(self._spaces)
-        looked = references = blobs = size = 0
-        while True:
-            places = await asyncio.to_thread(self._page, spaces, COLLECTED_MAX - looked)
-            for place in places:
-                dropped, freed = await self._collect(place, known, before_ms)
-                references += dropped
-                if freed is not None:
-                    blobs, size = blobs + 1, size + freed
-            looked += len(places)
-            more = looked >= COLLECTED_MAX
-            if more or not places:
-                if not more:
-                    self._cursor = ("", "")
-                return Collected(looked, references, blobs, size, more)
+        found, more = await asyncio.to_thread(self._next)
+        references = blobs = size = 0
+        for place, tasks in found.items():
+            old = await asyncio.to_thread(_old_references, place, tasks, before_ms)
+            lost = [place / task_id for task_id in old if not await known(task_id)]
+            dropped, freed = await asyncio.to_thread(self._take_out, place, lost, before_ms)
+            references += dropped
+            if freed is not None:
+                blobs, size = blobs + 1, size + freed
+        return Collected(len(found), references, blobs, size, more)
 
-    def _page(self, spaces: Sequence[str], limit: int) -> list[Path]:
-        """The next places after the cursor, which moves past them."""
-        found: list[Path] = []
-        space, after = self._cursor
-        for each in spaces:
-            if each < space:
-                continue
-            for place in self._places(each, after if each == space else ""):
-                if len(found) >= limit:
-                    return found
-                found.append(place)
-                self._cursor = (each, place.name)
-        return found
+    def _next(self) -> tuple[dict[Path, list[TaskId]], bool]:
+        """The next blobs with references of theirs; of one with many, only some. False at the end of all."""
+        found: dict[Path, list[TaskId]] = {}
+        left = REFERENCES_MAX
+        for place, task_id in self._walk:
+            tasks = found.setdefault(place, [])
+            if task_id is not None:
+                tasks.append(task_id)
+                left -= 1
+            if not left or (task_id is None and len(found) == COLLECTED_MAX):
+                return found, True
+        self._walk = self._walked()
+        return found, False
 
-    async def _collect(self, place: Path, known: Known, before_ms: int) -> tuple[int, int | None]:
-        """The number of dropped references, and the number of freed bytes if the blob was dropped."""
-        try:
-            old = await asyncio.to_thread(_old_references, place, before_ms)
-        except OSError:
-            return 0, None
-        lost = [place / task_id for task_id in old if not await known(task_id)]
-        return await asyncio.to_thread(self._take_out, place, lost, before_ms)
+    def _walked(self) -> Iterator[tuple[Path, TaskId | None]]:
+        """Each reference, and None at the end of each blob. A pass takes some, and the next pass those after them."""
+        for place in all_places(self.path):
+            with suppress(OSError), os.scandir(place) as found:
+                yield from ((place, TaskId(each.name)) for each in found if _IS_TASK(each.name))
+                yield place, None
 
     def _take_out(self, place: Path, lost: Sequence[Path], before_ms: int) -> tuple[int, int | None]:
         dropped = 0
@@ -257,7 +251,7 @@ class BlobFolder:
             # The folder's own time stands for a blob whose bytes are lost.
             bytes_path = place / BYTES
             aged = _aged(bytes_path if os.path.lexists(bytes_path) else place, before_ms)
-            if not aged or _references(place):
+            if not aged or any(map(_IS_TASK, os.listdir(place))):
                 return dropped, None
             used, size = self._used(place.parent.parent.name), size_at(place) or 0
             condemned = self.path / INCOMING / self._new_id()
@@ -455,8 +449,8 @@ def _references(place: Path) -> list[TaskId]:
     return [TaskId(name) for name in os.listdir(place) if _IS_TASK(name)]
 
 
-def _old_references(place: Path, before_ms: int) -> list[TaskId]:
-    return [each for each in _references(place) if _aged(f"{place}/{each}", before_ms)]
+def _old_references(place: Path, tasks: Sequence[TaskId], before_ms: int) -> list[TaskId]:
+    return [each for each in tasks if _aged(f"{place}/{each}", before_ms)]
 
 
 def _aged(path: Path | str, before_ms: int) -> bool:

@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 from covenant.ledger.contract.blobs import (
     CHUNK_BYTES,
     COLLECTED_MAX,
+    REFERENCES_MAX,
     Blob,
     BlobFault,
     BlobQuota,
@@ -35,6 +36,8 @@ from covenant.model.errors import Invalid, Unavailable
 from covenant.model.ids import TaskId
 
 FILE: Final = "blobs"
+LAST: Final = "~"
+"""Comes after every task's id: the references of a blob that were all looked at."""
 
 
 class BytesWriter(Protocol):
@@ -66,7 +69,7 @@ class BlobRows:
         """
         self.connections = connections
         self.kept = kept or ChunkRows(connections)
-        self._cursor = ("", "")
+        self._cursor = ("", "", "")
 
     async def ask(self, name: str, **values: Any) -> Sequence[Any]:
         return await self.connections.fetch(statement(FILE, name), values)
@@ -119,24 +122,30 @@ class BlobRows:
         ]
 
     async def collect(self, known: Known, before_ms: int) -> Collected:
-        space, after = self._cursor
-        places = await self.ask("page", space=space, sha256=after, limit=COLLECTED_MAX)
-        references = blobs = size = 0
+        space, sha256, after = self._cursor
+        places = await self.ask("page", space=space, sha256=sha256, task_id=after, limit=COLLECTED_MAX)
+        looked = references = blobs = size = 0
+        left = REFERENCES_MAX
         for each in places:
-            dropped, freed = await self._collect(each["space"], each["sha256"], known, before_ms)
-            references += dropped
+            after = after if (each["space"], each["sha256"]) == (space, sha256) else ""
+            whose = {"space": each["space"], "sha256": each["sha256"], "before_ms": before_ms}
+            rows = await self.ask("old_references", **whose, task_id=after, limit=left)
+            old = [TaskId(row["task_id"]) for row in rows]
+            self._cursor = each["space"], each["sha256"], old[-1] if len(old) == left else LAST
+            dropped, freed = await self._collect(whose, old, known)
+            looked, left, references = looked + 1, left - len(old), references + dropped
             if freed is not None:
                 blobs, size = blobs + 1, size + freed
+            if not left:
+                break
         with suppress(Unavailable):  # a later pass continues
             for row in await self.ask("stale_uploads", before_ms=before_ms):
                 await self.drop(row["id"])
-        more = len(places) == COLLECTED_MAX
-        self._cursor = (places[-1]["space"], places[-1]["sha256"]) if more else ("", "")
-        return Collected(len(places), references, blobs, size, more)
+        more = not left or looked == COLLECTED_MAX
+        self._cursor = self._cursor if more else ("", "", "")
+        return Collected(looked, references, blobs, size, more)
 
-    async def _collect(self, space: str, sha256: str, known: Known, before_ms: int) -> tuple[int, int | None]:
-        whose = {"space": space, "sha256": sha256, "before_ms": before_ms}
-        old = [TaskId(row["task_id"]) for row in await self.ask("old_references", **whose)]
+    async def _collect(self, whose: dict[str, Any], old: Sequence[TaskId], known: Known) -> tuple[int, int | None]:
         lost = [each for each in old if not await known(each)]
         async with self.connections.transaction() as db:
             if lost:
@@ -163,7 +172,7 @@ class BlobRows:
     async def check(self, known: Known, *, hashes: bool) -> Sequence[BlobFault]:
         faults: list[BlobFault] = []
         space, sha256 = "", ""
-        while page := await self.ask("page", space=space, sha256=sha256, limit=COLLECTED_MAX):
+        while page := await self.ask("page", space=space, sha256=sha256, task_id=LAST, limit=COLLECTED_MAX):
             for row in page:
                 space, sha256 = row["space"], row["sha256"]
                 fault = await self._fault(space, sha256) if hashes else None
