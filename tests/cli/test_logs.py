@@ -99,14 +99,14 @@ def serving(short_path: Path) -> Iterator[Daemon]:
     started.stop(signal.SIGTERM)
 
 
-def run(daemon: Daemon, agent: str, text: str = "work", *, ends: bool = True) -> str:
+def run(daemon: Daemon, agent: str, text: str = "work", *, ends: bool = True, token: str | None = None) -> str:
     """A task for this agent, by A2A; its id."""
     message = {"messageId": f"m-{text}", "role": "ROLE_USER", "parts": [{"text": text}]}
     params = {"message": message, "configuration": {"returnImmediately": not ends}}
     told = httpx2.post(
         f"{daemon.url}/v1/a2a/agents/{agent}",
         json={"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": params},
-        headers={"authorization": f"Bearer {(daemon.home / 'operator.token').read_text().strip()}"},
+        headers={"authorization": f"Bearer {token or (daemon.home / 'operator.token').read_text().strip()}"},
         timeout=BOUND_S,
     ).json()
     task_id: str = told["result"]["task"]["id"]
@@ -195,6 +195,22 @@ def test_a_tenants_token_reads_the_logs_of_its_own_tasks(serving: Daemon) -> Non
         )
         told[tenant] = answer.status_code, "printed for of-default" in answer.text
     assert told == {"default": (200, True), "acme": (404, False)}
+
+
+def test_an_identity_reads_the_logs_of_the_tenant_that_its_name_ends_with(serving: Daemon) -> None:
+    token = serving.json("tenants", "add", "globex")["token"]
+    (program := serving.home / "globex").write_text(PROCESS.format(python=sys.executable))
+    program.chmod(0o755)
+    serving.json("agents", "add", "echo", "--tenant", "globex", "--command", str(program))
+    task_ids = {"default": run(serving, "plain"), "globex": run(serving, "echo", token=token)}
+    told = {}
+    for tenant in task_ids:
+        file = serving.home / f"clerk-{tenant}.token"
+        file.write_text(serving.json("identities", "enroll", f"clerk@{tenant}")["token_b58"])
+        for of, task_id in task_ids.items():
+            given = ("--token-file", str(file), "logs", task_id)
+            told[tenant, of] = serving.json(*given, code=0 if tenant == of else 1).get("code")
+    assert set(told.values()) == {None, "unknown_task"}
 
 
 def test_the_newest_lines_of_a_flood_are_kept_and_long_ones_are_cut_up(serving: Daemon) -> None:
