@@ -23,7 +23,7 @@ from tests.ledger_contract.fake_clock import FakeClock
 from tests.ledger_contract.postgres_server import Databases
 from tests.waits import BOUND_S, eventually
 
-HOUR_MS = 3_600_000
+MINUTE_MS, HOUR_MS = 60_000, 3_600_000
 NAME = ("default", "report", "hourly")
 
 
@@ -165,6 +165,34 @@ async def test_nothing_is_begun_in_the_pause_after_the_clock_was_set_and_no_mome
         assert [update.kind for update in shown.updates].count("submitted") == 1
         clock.advance(HOUR_MS)
         assert await runner.step() == 1
+
+
+@pytest.mark.parametrize(("step_ms", "runs"), [(2 * MINUTE_MS, 3), (20 * MINUTE_MS, 5), (0, 1), (-2 * MINUTE_MS, 0)])
+async def test_moments_that_pass_while_the_clock_is_set_are_run_up_to_five_minutes_late(
+    tmp_path: Path, step_ms: int, runs: int
+) -> None:
+    clock = FakeClock()
+    clock.advance(next_hour(clock) - clock() + 30_000)
+    async with opened(tmp_path / "home", clock, cron="* * * * *") as (_, runner):
+        assert await runner.step() == 0
+        if step_ms:
+            clock.step(step_ms)
+            assert await runner.step() == 0
+        clock.advance(PAUSE_MS + 1_000)
+        before = clock()
+        assert await runner.step() == runs
+        assert (await runner.step(), clock()) == (0, before)
+
+
+async def test_a_daemon_that_was_held_up_runs_each_moment_that_it_waited_for(tmp_path: Path) -> None:
+    clock = FakeClock()
+    clock.advance(next_hour(clock) - clock() + 30_000)
+    async with opened(tmp_path / "home", clock, cron="* * * * *") as (_, runner):
+        assert await runner.step() == 0
+        clock.advance(3 * MINUTE_MS)
+        assert await runner.step() == 3
+        clock.advance(10 * MINUTE_MS)
+        assert await runner.step() == 5
 
 
 @pytest.mark.parametrize(

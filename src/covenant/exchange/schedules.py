@@ -82,7 +82,7 @@ class ScheduleRunner:
         """When to act, on which schedule, for which moment."""
         self._next: dict[ScheduleKey, int] = {}
         """The moment that each schedule waits for. Other entries in the heap belong to an earlier definition."""
-        self._steps = 0
+        self._steps = self._looked_ms = 0
         self._seen = -1
         """The catalogue's number of changes at the last refresh."""
         self._changed = asyncio.Event()
@@ -105,12 +105,14 @@ class ScheduleRunner:
         clock = self._ledger.clock
         if clock.is_paused():
             return 0
+        runs, now_ms = 0, self._ledger.now_ms()
         if clock.steps_total != self._steps:
             self._steps = clock.steps_total
-            self._known.clear()
-            self._heap.clear()
-            self._seen = -1
-        runs, now_ms = 0, self._ledger.now_ms()
+            if now_ms < self._looked_ms:  # the moments that come again are waited for again
+                self._known.clear()
+                self._heap.clear()
+                self._seen = -1
+        self._looked_ms = now_ms
         while runs < RUNS_AT_ONCE_MAX:
             await self._refresh()  # each time: a schedule that is due may have been paused
             if not self._heap or self._heap[0][0] > now_ms:
@@ -119,21 +121,20 @@ class ScheduleRunner:
             known = self._known.get(key)
             if known is None or self._next.get(key) != moment_ms:
                 continue
-            late_ms = now_ms - moment_ms
+            late_ms, late_ms_max = now_ms - moment_ms, max(LATE_MS, known.schedule.catch_up_s * 1000)
             if late_ms < BESIDE_MS and not self._ledger.leads("schedules"):
                 heapq.heappush(self._heap, (moment_ms + BESIDE_MS, key, moment_ms))
-            elif late_ms > max(LATE_MS, known.schedule.catch_up_s * 1000):
-                self._push_next(key, known, moment_ms, now_ms)
+            elif late_ms > late_ms_max:
+                self._push_next(key, known, max(moment_ms, now_ms - late_ms_max - 1))
             elif await self._submit(key, known, moment_ms):
                 runs += 1
-                self._push_next(key, known, moment_ms, now_ms)
+                self._push_next(key, known, moment_ms)
             else:
                 heapq.heappush(self._heap, (now_ms + AGAIN_MS, key, moment_ms))
         return runs
 
-    def _push_next(self, key: ScheduleKey, known: _ActiveSchedule, moment_ms: int, now_ms: int) -> None:
-        begin_ms = max(moment_ms, now_ms - known.schedule.catch_up_s * 1000 - 1, known.resumed_ms)
-        following_ms = known.after(begin_ms)
+    def _push_next(self, key: ScheduleKey, known: _ActiveSchedule, begin_ms: int) -> None:
+        following_ms = known.after(max(begin_ms, known.resumed_ms))
         self._next.pop(key, None)
         if following_ms is not None:
             self._next[key] = following_ms
@@ -168,7 +169,7 @@ class ScheduleRunner:
             except Refusal as refusal:
                 log.warning("schedule.unreadable", extra={"schedule": "/".join(key), "reason": refusal.message})
                 continue
-            self._push_next(key, known, 0, now_ms)
+            self._push_next(key, known, now_ms - schedule.catch_up_s * 1000 - 1)
         self._seen = seen
 
     async def _submit(self, key: ScheduleKey, known: _ActiveSchedule, moment_ms: int) -> bool:
