@@ -5,6 +5,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from covenant.daemon.tls_files import TlsReloader, open_tls
 from covenant.model.errors import SettingsError
 from tests.certificates import Authority, Pair
 from tests.daemon_under_test import DaemonUnderTest, open_daemon_under_test
-from tests.waits import BOUND_S, until
+from tests.waits import BOUND_S, eventually, until
 
 HOSTS = ("127.0.0.1", "localhost")
 NEVER_MS = int(BOUND_S * 10_000)
@@ -215,7 +216,15 @@ async def test_grpc_has_the_same_pair_and_knows_the_same_certificates(short_path
         )
         async with grpc.aio.secure_channel(f"localhost:{daemon.grpc_port}", shown) as channel:
             told = await A2AServiceStub(channel).SendMessage(asked, timeout=BOUND_S)  # type: ignore[no-untyped-call]
-        assert "echo: hello" in str(told)
+            assert "echo: hello" in str(told)
+            # The callers that are known are forgotten while the message arrives.
+            daemon.tenants.by_credential.clear()
+            slow = channel.stream_unary("/lf.a2a.v1.A2AService/SendMessage")(timeout=BOUND_S)
+            await eventually(partial(asyncio.sleep, 0, daemon.tenants.by_credential))
+            daemon.tenants.by_credential.clear()
+            await slow.write(asked.SerializeToString())
+            await slow.done_writing()
+            assert b"echo: hello" in await slow
         bare = grpc.ssl_channel_credentials(authority.file.read_bytes())
         async with grpc.aio.secure_channel(f"localhost:{daemon.grpc_port}", bare) as channel:
             with pytest.raises(grpc.aio.AioRpcError):

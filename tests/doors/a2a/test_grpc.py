@@ -457,6 +457,15 @@ async def test_a_tenant_with_all_that_may_wait_is_refused_more(tmp_path: Path, l
         slow.go.set()
 
 
+async def test_a_call_whose_message_does_not_come_takes_a_place(tmp_path: Path) -> None:
+    async with open_grpc(tmp_path, limits=TenantSettings(connections=1)) as s:
+        empty = s.channel.stream_unary(f"/{SERVICES[0][0].full_name}/GetTask")(metadata=s.metadata())
+        async with asyncio.timeout(BOUND_S):
+            while (await s.refused("GetTask", pb.GetTaskRequest(id="x"))).machine_code != "concurrent_request_limit":
+                pass
+        empty.cancel()
+
+
 @pytest.mark.parametrize(
     ("limits", "code"),
     [(TenantSettings(streams=1), "stream_limit"), (TenantSettings(connections=1), "concurrent_request_limit")],

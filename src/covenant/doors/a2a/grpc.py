@@ -33,13 +33,12 @@ from starlette.types import Scope
 from covenant.doors.a2a.admission import GRACE_S, Admission, Headers, headers_of
 from covenant.doors.a2a.operations import BY_NAME, A2ACall, A2AOperation, A2AServices, unread
 from covenant.doors.a2a.protobuf_json import RequestReader, ResponseWriter
-from covenant.doors.http.bearer_auth import TenantAuth, address, bearer
+from covenant.doors.http.bearer_auth import TenantAuth, address
 from covenant.doors.http.host_names import as_host
 from covenant.doors.http.request_body import AnonymousPool
 from covenant.doors.http.server.tls_handshakes import ServerTls
 from covenant.doors.metrics import Timer
 from covenant.doors.waits import CancelScope
-from covenant.exchange.access.tenants import Caller
 from covenant.exchange.frame_log import CapturedCall, FrameLog
 from covenant.exchange.tasks.reader import TaskStream
 from covenant.model.errors import Invalid, NotFound, Refusal, Unauthenticated, Unavailable
@@ -139,8 +138,7 @@ class _Row:
 class GrpcTenants(TenantAuth):
     """Authenticates tenants as over HTTP, with its own transport name in the audit."""
 
-    async def caller(self, scope: Scope) -> Caller:
-        return await self.tenancy.authenticate(bearer(scope), transport=TRANSPORT, address=address(scope))
+    transport = TRANSPORT
 
 
 class GrpcCalls:
@@ -262,9 +260,11 @@ class GrpcCalls:
         scope = self._scope(context)
         headers = headers_of(scope)
         if (credential := headers.found.get(b"authorization")) is not None:
-            if self._admission.tenants.recognised(credential) is None:
-                await self._admission.enter(scope, headers, "")
-            return await self._read(row, scope, headers, await self._pool.within(context.read()))
+            tenants = self._admission.tenants
+            caller = tenants.recognised(credential) or (await self._admission.enter(scope, headers, "")).caller
+            with tenants.limiter.connected(caller):
+                message = await self._pool.within(context.read())
+            return await self._read(row, scope, headers, message)
         if not self._admission.admits_strangers(scope, self._published):
             await self._admission.enter(scope, headers, "")
         with self._pool.lease(address(scope)) as take:

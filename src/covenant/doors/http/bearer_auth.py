@@ -53,6 +53,9 @@ async def audit_refused_caller(
 class TenantAuth:
     """Shared by every door that tenants use over HTTP."""
 
+    transport = TRANSPORT
+    """Its name in the audit."""
+
     def __init__(self, tenancy: TenantAccess, limiter: TenantLimiter) -> None:
         self.tenancy = tenancy
         self.limiter = limiter
@@ -70,7 +73,7 @@ class TenantAuth:
         caller = self.recognised(credential) if credential is not None else None
         if caller is None:
             token = bearer(scope)
-            return await self.tenancy.authenticate(token, transport=TRANSPORT, address=address(scope))
+            return await self.tenancy.authenticate(token, transport=self.transport, address=address(scope))
         return caller
 
     def recognised(self, credential: bytes) -> Caller | None:
