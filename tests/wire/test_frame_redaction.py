@@ -34,9 +34,34 @@ def test_values_in_the_query_of_an_address_are_hidden_however_short(body: str) -
     assert redact_body(plain) == plain.decode()
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"params": {"taskId": "t", "URL"}}',
+        '{"params": {"task_id": "t", "URL"}}',
+        '{"result": {"configs": [{"token": "s", "URL"}]}}',
+        '{"URL", "authentication": {"scheme": "Bearer"}}',
+        '{"URL"}',
+        '{"configuration": {"taskPushNotificationConfig": {"URL"}}}',
+        '{"configuration": {"push_notification_config": {"URL"}}}',
+        '{"method": "CreateTaskPushNotificationConfig", "params": {"URL", cut',
+    ],
+)
+def test_the_path_of_a_webhook_is_hidden(body: str) -> None:
+    told = redact_body(body.replace('"URL"', '"url": "https://hooks.example:8443/services/T1/S3"').encode())
+    assert "services" not in told
+    assert f"https://hooks.example:8443/{HIDDEN}" in told
+
+
+def test_the_address_of_a_file_is_no_webhook() -> None:
+    part = b'{"message":{"parts":[{"url":"https://files.example/a/b.txt"}]}}'
+    assert redact_body(part) == part.decode()
+
+
 def test_a_query_is_found_in_linear_time() -> None:
     assert redact_body(b"http://" * 9_000) == "http://" * 9_000
     assert len(redact_body(b"http://a?" + b"&" * 60_000)) == TEXT_CHARS_MAX
+    assert redact_body(b'pushNotificationConfig "url":"http://' * 1_500).startswith("pushNotificationConfig")
 
 
 def test_of_an_answer_headers_are_told_unless_they_hold_a_secret() -> None:

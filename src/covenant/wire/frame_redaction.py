@@ -33,6 +33,13 @@ OPEN: Final = frozenset(
 )
 """Request headers that hold no secret."""
 _QUERY: Final = re.compile(r"(https?://[^\s?\"'<>]*+\?)([^\s#\"'<>]++)", re.IGNORECASE)
+_PATH: Final = re.compile(r"(?i)^(https?://[^/?#\s]++/)[^?#]++")
+_PUSH_MEMBERS: Final = frozenset("authentication taskId task_id token".split())
+_PUSH_PLACES: Final = frozenset(
+    "pushNotificationConfig push_notification_config taskPushNotificationConfig task_push_notification_config".split()
+)
+_PUSH_IN_TEXT: Final = re.compile(r"(?i)push_?notification_?config")
+_PATH_IN_TEXT: Final = re.compile(r"(?i)(\"url\"\s*+:\s*+\"https?://[^/?#\s\"]++/)[^?#\s\"]++")
 CLOSED: Final = frozenset("authorization cookie proxy-authorization set-cookie".split())
 
 
@@ -76,16 +83,23 @@ def redact_body(
         cut = msgspec.json.encode(clean).decode() if clean != value else cut
     else:
         cut = _without_queries(str(redact(cut, "redact").value))
+        cut = _PATH_IN_TEXT.sub(rf"\1{HIDDEN}", cut) if _PUSH_IN_TEXT.search(cut) else cut
     return _without(cut, given)[:chars_max]
 
 
-def _without_queries(value: Any) -> Any:
-    """Hides the values of query strings: webhooks carry secrets there, which may be short."""
+def _without_queries(value: Any, place: str = "") -> Any:
+    """Hides the values of query strings and the paths of webhooks: they hold secrets, which may be short."""
     if isinstance(value, str):
         return _QUERY.sub(lambda found: found[1] + "&".join(map(_hidden, found[2].split("&"))), value)
     if isinstance(value, dict):
-        return {name: _without_queries(each) for name, each in value.items()}
-    return [_without_queries(each) for each in value] if isinstance(value, list) else value
+        if isinstance(url := value.get("url"), str) and (
+            place in _PUSH_PLACES
+            or not _PUSH_MEMBERS.isdisjoint(value)
+            or (not place and value.keys() <= {"url", "id"})
+        ):
+            value = {**value, "url": _PATH.sub(rf"\1{HIDDEN}", url)}
+        return {name: _without_queries(each, name) for name, each in value.items()}
+    return [_without_queries(each, place) for each in value] if isinstance(value, list) else value
 
 
 def _hidden(pair: str) -> str:
