@@ -109,6 +109,17 @@ async def test_a_place_that_could_not_be_written_is_given_back(tmp_path: Path, c
     assert store.find(BEN, f"{1:032x}") is None
 
 
+async def test_files_that_somebody_removed_hold_up_nothing_behind_them(tmp_path: Path, clock: Clock) -> None:
+    store = opened(tmp_path, clock)
+    for name in (1, 2, 3):
+        await put(store, BEN, ANN, name)
+    for file in sorted((tmp_path / "relay" / BEN).iterdir())[:2]:
+        file.unlink()
+    assert await names(store, BEN, most=2) == [3]
+    for name in (4, 5):
+        await put(store, BEN, ANN, name)
+
+
 async def test_what_is_over_goes_and_what_was_cut_off_is_nothing(tmp_path: Path, clock: Clock) -> None:
     store = opened(tmp_path, clock)
     await put(store, BEN, ANN, 1)

@@ -156,23 +156,29 @@ class RelayStore:
     async def read(self, recipient: InstanceId, most: int) -> Sequence[RelayedEnvelope]:
         """The first envelopes that wait, in the order in which they came."""
         await self.drop_stale(recipient)
-        chosen: list[StoredEnvelope] = []
-        for kept in self._held(recipient).values():
-            if len(chosen) >= most or (chosen and _size(chosen) + kept.bytes > ANSWER_BYTES_MAX):
-                break
-            chosen.append(kept)
-        if not chosen:
-            return ()
-        return await asyncio.to_thread(self._read, self._folder / recipient, chosen)
+        while True:
+            chosen: list[StoredEnvelope] = []
+            for kept in self._held(recipient).values():
+                if len(chosen) >= most or (chosen and _size(chosen) + kept.bytes > ANSWER_BYTES_MAX):
+                    break
+                chosen.append(kept)
+            if not chosen:
+                return ()
+            found, missing = await asyncio.to_thread(self._read, self._folder / recipient, chosen)
+            await self.drop(recipient, missing)
+            if found or not missing:
+                return found
 
-    def _read(self, place: Path, chosen: Iterable[StoredEnvelope]) -> Sequence[RelayedEnvelope]:
-        found = []
+    def _read(self, place: Path, chosen: Iterable[StoredEnvelope]) -> tuple[Sequence[RelayedEnvelope], Sequence[str]]:
+        """The envelopes, and the names of those whose files somebody has removed."""
+        found, missing = list[RelayedEnvelope](), list[str]()
         for kept in chosen:
             try:
                 found.append(RelayedEnvelope(id=kept.name, envelope=msgspec.Raw((place / kept.file_name).read_bytes())))
             except OSError as error:
                 log.warning("relay.unreadable", extra={"file": kept.file_name, "reason": str(error)})
-        return found
+                missing += [kept.name] if isinstance(error, FileNotFoundError) else []
+        return found, missing
 
     async def drop(self, recipient: InstanceId, names: Iterable[str]) -> None:
         """Deletes envelopes that the recipient has."""
