@@ -287,7 +287,7 @@ def _show_delegation(call: Invocation, delegation: str) -> None:
 
 def _delegation_line(delegation: dict[str, Any]) -> str:
     way = f"{ELSEWHERE} to" if delegation["role"] == "requester" else "from"
-    text = f"{_standing(delegation)} {delegation['id']} {way} {delegation['peer']}/{delegation['profile']}"
+    text = f"{_standing(delegation)} {delegation['id']} {way} {delegation['peer']}/{brief(delegation['profile'], 64)}"
     return f"{text} {delegation['code'] or ''}".rstrip()
 
 

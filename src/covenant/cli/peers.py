@@ -72,7 +72,8 @@ def show(call: Invocation, *, peer: str) -> None:
     put(_peer_line(found))
     put(f"last seen {ago(found['lastSeen'])}, verified {ago(found['verifiedAtMs'])}")
     for profile in found["capabilities"]:
-        put(f"  {profile['name']}  {profile['maxTokenBudget']} tokens  {profile.get('description', '')}")
+        name, description = brief(profile["name"], 64), brief(profile.get("description", ""), 500)
+        put(f"  {name}  {profile['maxTokenBudget']} tokens  {description}")
     if troubles := _warnings(found):
         put(troubles)
 
@@ -266,10 +267,8 @@ def usage(call: Invocation, *, peer: str | None, profile: str | None, role: str 
     answer = call.ask("peer_usage", peerId=peer, profile=profile, role=role, days=days, limit=limit)
     if call.answer(answer):
         return
-    rows = [
-        ("", each["day"], each["role"], each["peer"], each["profile"], *(str(each[name]) for name in COUNTED))
-        for each in answer["usage"]
-    ]
+    fields = ("day", "role", "peer", "profile", *COUNTED)
+    rows = [("", *(brief(str(each[name]), 64) for name in fields)) for each in answer["usage"]]
     if rows:
         print_table(("day", "as", "peer", "profile", *COUNTED), rows)
     else:

@@ -229,14 +229,24 @@ def test_a_delegation_that_asks_says_so_and_how_it_is_answered(pair: Pair, pat: 
 
 
 def test_what_a_peer_made_up_cannot_paint_on_the_operators_screen(pair: Pair, pat: ScriptedPeer) -> None:
-    made_up = "[/oops][red]:bomb:\x1b[2J"
+    made_up = "[/oops][red]:bomb:\x1b[2J\ndenied"
     pat.profiles = (Profile(name=made_up, description=made_up, max_token_budget=5),)
     pair.alice.post(f"/peers/{pat.name}/verify")
     pat.say(pair.alice, pat.offer(pair.alice, made_up))
     pat.until(DelegationReject)
-    for words in (("capabilities", pat.name), ("delegations",), ("list",)):
+    made = pair.alice.delegate("tides", made_up, pat.name)
+    pair.alice.stands(made, "offered")
+    commands = (
+        ("capabilities", pat.name),
+        ("delegations",),
+        ("delegations", made),
+        ("list",),
+        ("show", pat.name),
+        ("usage",),
+    )
+    for words in commands:
         told = pair.alice.run("peers", *words)
-        assert (told.code, "\x1b" in told.out) == (0, False), told
+        assert (told.code, "\x1b" in told.out, "\ndenied" in told.out) == (0, False, False), told
     assert "[/oops][red]:bomb:\N{REPLACEMENT CHARACTER}[2J" in pair.alice.run("peers", "delegations").out
 
 
