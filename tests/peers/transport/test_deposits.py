@@ -13,13 +13,14 @@ import pytest
 from covenant.ledger.machine.peer_commands import LearnPeer, SendToPeer
 from covenant.model.peers.delegation import DelegationKey, DelegationRole
 from covenant.seal.envelope import RELAYED_LIFE_MS_MAX
-from covenant.seal.identity import ENVELOPE_LIFE_MS_MAX
+from covenant.seal.identity import ENVELOPE_LIFE_MS_MAX, sign_change
 from covenant.seal.keys import from_base64url
 from covenant.wire.peers import ACKS, Ack, DeliveryAcks, encode
 from tests.ledger_contract.samples import OPERATOR
 from tests.outbound.http_servers import Answer, Request, Served, always, http_server, reply
 from tests.peers.transport_under_test import (
     QUICK,
+    Keys,
     TransportUnderTest,
     accept,
     begun,
@@ -251,3 +252,29 @@ async def test_an_envelope_of_a_void_key_is_refused_also_if_it_was_relayed(
         )
         with pytest.raises(Exception, match="has declared this key void"):
             await alice.inbox.take(sealed, relayed=True)
+
+
+async def test_a_stranger_that_writes_much_keeps_nobody_from_being_followed_to_a_new_identity(
+    tmp_path: Path, bob: TransportUnderTest
+) -> None:
+    old, anew = Keys(), Keys()
+    anew.change = sign_change(old.private_key, anew.private_key, bob.clock())
+
+    async def answer(request: Request, writer: asyncio.StreamWriter) -> None:
+        known = bytes(shown) if f"/relay/{alice.id}/" in request.target else None
+        writer.write(reply(404) if known is None else reply(200, known))
+
+    async with (
+        http_server(answer) as relay,
+        transport_under_test(tmp_path / "alice", anew) as alice,
+        transport_under_test(tmp_path / "before", old) as before,
+        transport_under_test(tmp_path / "mallory") as mallory,
+        transport_under_test(tmp_path / "carl", settings=replace(QUICK, relay=f"relay={relay.url()}")) as carl,
+    ):
+        shown = encode(alice.directory.introduction(""))
+        await carl.knows(before, url=None)
+        for _ in range(50):
+            assert not await carl.inbox.follows(mallory.sealed(cancel(1), carl, seq=1))
+        assert len(relay.requests) < 50
+        assert await carl.inbox.follows(alice.sealed(cancel(1), carl, seq=1))
+        assert [peer.id for peer in carl.ledger.peers()] == [alice.id]

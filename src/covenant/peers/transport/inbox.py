@@ -31,7 +31,7 @@ from covenant.model.peers.delegation_messages import (
     DelegationMessage,
 )
 from covenant.model.peers.instance import InstanceId, Trust
-from covenant.model.rate_limits import TokenBuckets
+from covenant.model.rate_limits import MINUTE_MS, SlidingWindow, TokenBuckets
 from covenant.peers.directory.peer_directory import PeerDirectory
 from covenant.peers.peer_settings import PeerContext, PeerService
 from covenant.peers.transport.long_poll import PollServer, TakenEnvelope, acknowledged
@@ -132,7 +132,7 @@ class Inbox(PeerService):
         self.relay = Relay(context)
         self._poll_server = PollServer(context, directory, self.relay)
         self._large = asyncio.Semaphore(LARGE_AT_ONCE)
-        self._strangers = TokenBuckets()
+        self._look_ups = SlidingWindow(LOOK_UPS_PER_MIN, MINUTE_MS)
 
     async def receive(self, body: bytes, address: str | None) -> wire.Received:
         """Processes an envelope; answers once that is durable. Raises a `Refusal` that the sender may see."""
@@ -177,7 +177,7 @@ class Inbox(PeerService):
             check(body, us=self._keyring.id, now_ms=self._now_ms(), known=known)
         if not senders or self._ledger.peer(senders[0]) is not None:
             return False
-        if self._strangers.take("", self._monotonic_ms(), STRANGERS_PER_MIN) is not None:
+        if self._look_ups.take(senders[0], self._monotonic_ms()) is not None:
             return False
         try:
             return await self._directory.follow_at_relay(senders[0])
