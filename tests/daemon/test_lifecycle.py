@@ -43,7 +43,7 @@ def operator_token(daemon: Daemon) -> str:
     return (daemon.home / "operator.token").read_text().strip()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_stops_the_daemon_cleanly(short_path: Path, number: int) -> None:
     daemon = Daemon(short_path / "home")
     assert get(daemon, "/readyz")[0] == 200

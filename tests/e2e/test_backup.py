@@ -88,9 +88,9 @@ async def missing(home: Path, task_ids: list[str]) -> list[str]:
         await ledger.close()
 
 
-async def run(*words: str) -> dict[str, Any]:
+async def run(*words: str, code: int = 0) -> dict[str, Any]:
     done = await asyncio.to_thread(covenant, *words, "--json")
-    assert done.code == 0, done
+    assert done.code == code, done
     return done.json
 
 
@@ -137,6 +137,10 @@ async def test_a_stopped_and_a_killed_home_can_be_backed_up(load: Load, short_pa
         await run("--home", str(load.home), "backup", str(short_path / name))
     await run("restore", str(short_path / "again"), "--home", str(short_path / "copy"))
     assert await missing(short_path / "copy", load.acknowledged) == []
+    half = short_path / "half"
+    half.write_bytes((whole := (short_path / "again").read_bytes())[: len(whole) // 2])
+    told = await run("restore", str(half), "--home", str(short_path / "other"), code=1)
+    assert told["message"].startswith(f"{half} cannot be restored: it ")
 
 
 async def test_a_daemon_that_is_killed_while_it_is_backed_up_loses_nothing_and_leaves_nothing(

@@ -294,7 +294,7 @@ def restore(output: Output, *, file: str, home: str | None, segments: Path | Non
         raise click.UsageError(f"--until: {error}") from None
     folder = given_home(home)
     with _backup_file(file) as source:
-        done = asyncio.run(_restore(source, folder, segments, end))
+        done = asyncio.run(_restore(source, file, folder, segments, end))
     fields = {
         "home": str(folder),
         "backup_id": done.manifest.backup_id,
@@ -310,13 +310,17 @@ def restore(output: Output, *, file: str, home: str | None, segments: Path | Non
     say("it does not know what happened after that position: work that was done since then may be done again")
 
 
-async def _restore(source: IO[bytes], home: Path, segments: Path | None, until: Until | None) -> Restored:
+async def _restore(source: IO[bytes], file: str, home: Path, segments: Path | None, until: Until | None) -> Restored:
     from covenant.daemon.home_backup import restore as restore_home
+    from covenant.ledger.embedded.backup_file import BadBackup
 
     try:
         return await restore_home(source, home, now_ms=now_ms, segments=segments, until=until)
     except OSError as error:
         raise Failure("cannot_restore", f"{error.filename or home}: {error.strerror or error}") from error
+    except BadBackup as error:
+        why = f"{file} cannot be restored: {error}; give another backup, and an empty home"
+        raise Failure("cannot_restore", why) from error
     except CovenantError as error:
         raise Failure("cannot_restore", str(error)) from error
 

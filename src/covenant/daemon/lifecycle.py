@@ -118,6 +118,8 @@ class StopSignals:
         self._timer: threading.Timer | None = None
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._handle)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as `nohup` has it
+            signal.signal(signal.SIGHUP, self._handle)
 
     def _handle(self, _number: int, _frame: FrameType | None) -> None:
         if self._timer is None:

@@ -58,6 +58,8 @@ LARGE_BYTES: Final = 64 * 1024
 """A larger envelope is checked and opened in a thread."""
 LARGE_AT_ONCE: Final = 4
 TRUSTED_FACTOR: Final = 10
+LOOK_UPS_PER_MIN: Final = 6
+"""How often we look up an unknown sender at our relay in a minute. One that writes much uses up nobody else's."""
 STRANGERS_PER_MIN: Final = 12
 """How many unknown senders we look up at our relay in a minute."""
 OFFER: Final = "delegation_offer"

@@ -146,7 +146,7 @@ async def test_it_outlives_the_signals_that_stop_a_daemon_and_ends_with_its_inpu
     journaled.sync(1)
     apart = await asyncio.to_thread(WriterProcess, path, journaled)
     try:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             os.kill(apart._process.pid, number)
         assert await asyncio.to_thread(apart.apply_next) == 1
     finally:

@@ -269,7 +269,7 @@ def serve_writer(path: Path, folder: Path, questions: BinaryIO, answers: BinaryI
 
 def main(arguments: list[str]) -> int:
     path, folder = arguments
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # for the daemon, which then still archives
     os.nice(NICE)
     serve_writer(Path(path), Path(folder), sys.stdin.buffer, sys.stdout.buffer)
