@@ -81,6 +81,16 @@ def test_nobody_there_exits_with_3(daemon: Daemon) -> None:
     assert (ran.code, ran.json["code"]) == (3, "connect_failed")
 
 
+def test_who_calls_an_agent_of_a_home_without_a_daemon_is_told_to_start_one(short_path: Path) -> None:
+    (home := short_path / "empty").mkdir(mode=0o700)
+    (home / "operator.token").touch(mode=0o600)
+    (home / "operator.token").write_text("token")
+    for code in ("unknown_remote", "connect_failed"):
+        ran = covenant("--home", str(home), "call", "echo", "hello", "--json")
+        assert (ran.json["code"], f"covenant serve --home {home}" in ran.json["message"]) == (code, True)
+        (home / "http.url").write_text("http://127.0.0.1:9")  # a killed daemon leaves it
+
+
 @pytest.mark.parametrize("words", [["call", "ftp://x", "go"], ["call", "http://x"], ["card", "get"]], ids=" ".join)
 def test_wrong_usage_exits_with_2(daemon: Daemon, words: list[str]) -> None:
     assert daemon.run(*words).code == 2

@@ -88,6 +88,9 @@ def remote_command(function: Function) -> Function:
         try:
             function(output, options, target=target, **own)
         except Failure as failure:
+            if failure.code == ("unknown_remote" if own_url is None else "connect_failed"):
+                text = f"{failure.message}; for an agent of {folder}, start its daemon: covenant serve --home {folder}"
+                raise type(failure)(failure.code, text) from failure
             if own_url is None or failure.code != NO_AGENT or own.get("task_id"):
                 raise
             if (display := _mailbox_of(own_url, folder)) is None:
