@@ -17,6 +17,7 @@ import pytest
 from covenant.agents.api import Agent, Turn
 from covenant.daemon.home import KEY_NAME, TOKEN_NAME, UnsafeHome, read_token
 from covenant.daemon.keystore import INSTANCE_NAME
+from covenant.daemon.tenant_files import FOLLOWED_NAME
 from covenant.ledger.postgres import connections
 from covenant.ledger.postgres.migrations import LEVEL, NotDurable, WrongSchema
 from covenant.ledger.postgres.open_postgres import DatabaseUnusable
@@ -218,6 +219,41 @@ async def test_a_tenants_removal_ends_at_each_daemon_and_empties_each_home(tmp_p
                     return not any(note.exists() for note in notes)
 
                 await until(are_gone)
+
+
+async def test_a_removal_that_a_daemon_was_down_for_ends_in_its_home_when_it_starts_again(
+    tmp_path: Path, url: str
+) -> None:
+    home = tmp_path / "b"
+    left, made_anew, of_another = (home / place / "note" for place in ("memory/acme", "agents/acme", "agents/soon"))
+    followed = home / FOLLOWED_NAME
+
+    async def start_b() -> None:
+        if followed.exists():
+            os.utime(followed, (0, 0))
+        async with open_daemon_under_test(home, ledger=shared(url)):
+            await until(lambda: _followed_anew(followed))
+
+    async with open_daemon_under_test(tmp_path / "a", ledger=shared(url)) as a:
+        copy_keys(tmp_path)
+        await a.add_tenant("acme")
+        await start_b()
+        for note in (left, of_another):
+            note.parent.mkdir(parents=True)
+            note.write_text("a note")
+        removals = a.daemon.base.access.removals
+        await removals.begin(a.operator, "acme", "it is over", cancel_live=False)
+        assert (await removals.report(a.operator, "acme", BOUND_S)).done
+        await start_b()
+        assert [note.exists() for note in (left, of_another)] == [False, True]
+        made_anew.parent.mkdir(parents=True)
+        made_anew.write_text("for a later tenant of this name")
+        await start_b()
+        assert made_anew.exists()
+
+
+async def _followed_anew(path: Path) -> bool:
+    return path.exists() and path.stat().st_mtime > 0
 
 
 async def test_a_tenant_that_is_disabled_at_one_daemon_is_shut_out_at_the_other(tmp_path: Path, url: str) -> None:

@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -16,9 +17,11 @@ from covenant.ledger.contract.retention import SearchedPlace, tenant_markers
 from covenant.ledger.embedded.archive.archive_file import ARCHIVE_NAME
 from covenant.ledger.embedded.blob_folder import FOLDER_NAME as BLOBS_NAME
 from covenant.ledger.embedded.byte_search import count_in_file
-from covenant.ledger.embedded.disk import sync_dir
+from covenant.ledger.embedded.disk import replace_private, sync_dir
 
 MEMORY_NAME: Final = "memory"
+FOLLOWED_NAME: Final = "removals.json"
+"""The version of a shared ledger's registers up to which this home has ended removals."""
 _FOLDERS: Final = (FOLDER_NAME, MEMORY_NAME)
 
 
@@ -41,6 +44,14 @@ class HomeFiles:
                 shutil.rmtree(folder)
             if folder.parent.is_dir():
                 sync_dir(folder.parent)
+
+    async def followed(self) -> int | None:
+        with suppress(OSError, ValueError):
+            return int(await asyncio.to_thread((self._home / FOLLOWED_NAME).read_bytes))
+        return None
+
+    async def keep_followed(self, version: int) -> None:
+        await asyncio.to_thread(replace_private, self._home / FOLLOWED_NAME, b"%d" % version)
 
     async def search(self, tenant: str, keys: Sequence[str]) -> Sequence[SearchedPlace]:
         return await asyncio.to_thread(lambda: tuple(self._search(tenant, keys)))

@@ -25,7 +25,7 @@ from covenant.exchange.request_checks import check_reason
 from covenant.exchange.stored_files import StoredFiles
 from covenant.exchange.task_logs import TaskLogs
 from covenant.ledger.contract.identities import Register, RegisterChange
-from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.contract.ledger import Ledger, SharedLedger
 from covenant.ledger.contract.retention import EraseTasks, SearchedPlace
 from covenant.ledger.contract.task_query import PAGE_MAX, FoundTask, TaskQuery
 from covenant.ledger.machine.commands import Cancel, Drain, DropPush
@@ -53,6 +53,11 @@ class TenantFiles(Protocol):
         """The number of the tenant's files."""
 
     async def erase(self, tenant: str) -> None: ...
+
+    async def followed(self) -> int | None:
+        """The version of the registers whose removals have ended here; None in a home that never noted one."""
+
+    async def keep_followed(self, version: int) -> None: ...
 
     async def search(self, tenant: str, keys: Sequence[str]) -> Sequence[SearchedPlace]:
         """Searches every file of the home, except the ledger's own files."""
@@ -106,7 +111,7 @@ class TenantRemovals:
         self._moved = asyncio.Condition()
         self._reports: dict[str, RemovalReport] = {}
         self._begun: dict[str, TenantRemoval] = {}
-        self._removed = asyncio.Queue[str]()
+        self._removed = asyncio.Event()
         self._leads = ""
         """The tenant that is being removed by this daemon."""
         ledger.on_registers(self._changed)
@@ -114,18 +119,22 @@ class TenantRemovals:
     def _changed(self, change: RegisterChange) -> None:
         tenant = self._ledger.tenant(change.name)
         if change.register is Register.TENANTS and tenant is None and change.name != self._leads:
-            self._removed.put_nowait(change.name)
+            self._removed.set()
         elif change.register is Register.TENANTS and tenant is not None and tenant.removal is not None:
             self._begun[change.name] = tenant.removal
             self._requested.set()
 
-    async def follow(self) -> None:
-        """Erases what this daemon's home has of tenants that another daemon on the ledger has removed."""
+    async def follow(self, ledger: SharedLedger) -> None:
+        """Erases what this daemon's home has of tenants that another daemon removed, also while this one was down."""
         while True:
-            name = await self._removed.get()
-            await self._erase_here(name)
-            if (removal := self._begun.pop(name, None)) is not None:
-                await self._publish(name, RemovalReport(done=True, stage="removed", removal=removal))
+            self._removed.clear()
+            version, names = await ledger.removed_tenants(await self._files.followed())
+            for name in {*names} - {self._leads}:
+                await self._erase_here(name)
+                if (removal := self._begun.pop(name, None)) is not None:
+                    await self._publish(name, RemovalReport(done=True, stage="removed", removal=removal))
+            await self._files.keep_followed(version)
+            await self._removed.wait()
 
     async def _erase_here(self, name: str) -> None:
         if self._ledger.tenant(name) is None or name == self._leads:
@@ -384,8 +393,9 @@ class TenantRemovals:
 class RemovalFollower:
     """The part of removals that each daemon on a shared ledger does."""
 
-    def __init__(self, removals: TenantRemovals) -> None:
+    def __init__(self, removals: TenantRemovals, ledger: SharedLedger) -> None:
         self._removals = removals
+        self._ledger = ledger
 
     async def run(self) -> None:
-        await self._removals.follow()
+        await self._removals.follow(self._ledger)

@@ -185,7 +185,7 @@ async def open_access(settings: Settings, storage: Storage, telemetry: Telemetry
             *((storage.singleton("retries", scheduler),) if retry.scheduler else ()),
             storage.singleton("retention", retention),
             storage.singleton("removals", removals),
-            *((RemovalFollower(removals),) if storage.shared else ()),
+            *((RemovalFollower(removals, storage.shared_ledger),) if storage.shared_ledger is not None else ()),
             storage.singleton("files", collector),
         ),
     )

@@ -199,6 +199,9 @@ class SharedLedger(Ledger, Protocol):
     def replaced_secret(self, name: str) -> str | None:
         """The last replacement of a secret that this node knows of."""
 
+    async def removed_tenants(self, after: int | None) -> tuple[int, Sequence[str]]:
+        """The version of the registers, and the tenants that were removed after that version and are not back."""
+
     def ledger_epoch(self) -> str | None:
         """The ledger's epoch; None: the first one. A restore begins a new one."""
 

@@ -119,7 +119,7 @@ class PostgresLedger:
         self.on_push, self.on_peer, self.on_registers = signals.on_push, signals.on_peer, signals.on_registers
         self.task_waiter: Callable[[PublicKey | None], QueueWaiter] = self._task_waiters.waiter
         self.result_waiter: Callable[[PublicKey | None], QueueWaiter] = self._result_waiters.waiter
-        self.watch = self._steps.watch
+        self.watch, self.removed_tenants = self._steps.watch, TenantRows(connections).removed
         self.identity, self.enrolled, self.grants_of = registers.identity, registers.enrolled, registers.grants
         self.tenant, self.tenant_of = registers.tenant, registers.tenant_of
         self.agent, self.token_revoked = registers.agent, registers.token_revoked

@@ -73,6 +73,10 @@ class TenantRows:
             found.append(SearchedPlace(place=f"table {name}", found=counted["found"], kept=counted["kept"]))
         return found
 
+    async def removed(self, after: int | None) -> tuple[int, Sequence[str]]:
+        (row,) = await self._fetch("removed", after=after)
+        return row["version"], row["names"]
+
     async def _fetch(self, name: str, **values: Any) -> Sequence[Any]:
         return await self._connections.fetch(statement("removal", name), values)
 

@@ -70,3 +70,10 @@ ORDER BY t.table_name
 SELECT count(*) AS found, count(*) FILTER (WHERE {kept}) AS kept
 FROM {table} AS x
 WHERE {own} OR EXISTS (SELECT FROM unnest(:markers::text[]) AS m (marker) WHERE strpos(x::text, m.marker) > 0)
+
+-- :removed
+-- A removed item leaves a row without a body.
+SELECT r.version, ARRAY(
+    SELECT t.name FROM register_rows AS t WHERE t.kind = 'tenant' AND t.body IS NULL AND t.version > :after::bigint
+) AS names
+FROM registers AS r
