@@ -11,7 +11,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "states.md"
 INTRODUCTION = """# The states of a task
 
 Drawn from the table in `covenant.ledger.machine.states` by `make docs`; a test fails when the two differ.
-Everything else that can be asked of a task in a state is refused.
+The ledger refuses every other event in a state.
 
 """
 
@@ -19,7 +19,7 @@ MEANINGS = {
     State.QUEUED: "waits for a holder",
     State.LEASED: "one holder works on it; the lease never ends by itself",
     State.PARKED: "waits, without a lease, for its next message",
-    State.FOLLOWING: "the same work is under way for an earlier task, whose result will be this one's too",
+    State.FOLLOWING: "an earlier task does the same work; this task gets the same result",
     State.SETTLED: "ended, once; the sender has not taken the result",
     State.DRAINED: "ended, and the sender has the result",
 }

@@ -221,7 +221,7 @@ def drain(call: Invocation, *, timeout_s: int | None) -> None:
 
     From now on the daemon accepts no new work: doors refuse it and say when to try again (HTTP with 503, JSON-RPC with
     the error -32603 in a 200, gRPC with UNAVAILABLE). Reads, streams, results and answers to parked tasks still work.
-    Turns that run longer than the time-out are handed back: idempotent work goes to the queue, other work is marked as
+    Turns that run longer than the timeout are handed back: idempotent work goes to the queue, other work is marked as
     interrupted and stays leased. Tasks that are queued, parked or leased to external workers are there after the next
     start. Requests under way then have daemon.grace_ms to end, and the command returns when the daemon has stopped
     listening.

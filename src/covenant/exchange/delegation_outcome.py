@@ -66,7 +66,7 @@ def view_outcome(view: TaskView | None) -> DelegationOutcome:
 
 
 def task_outcome(state: str, cause: str | None, result: Result | None) -> DelegationOutcome:
-    """The outcome of a task as a status of delegations. The task's cause shows a time-out."""
+    """The outcome of a task as a status of delegations. The task's cause shows a timeout."""
     code = result.metadata.get("code") if result is not None and result.metadata else None
     if state == TaskState.COMPLETED:
         return "completed"

@@ -57,7 +57,7 @@ DIGEST_BYTES: Final = 16
 
 
 class TaskQueued(ApiAnswer, frozen=True, kw_only=True, tag="a2a_task_queued"):
-    """`replayed`: a cached result answers the task. `following`: the task whose result will be this one's, too."""
+    """`replayed`: a cached result answers the task. `following`: the task with the same work and result."""
 
     task_id: TaskId
     duplicate: bool = False

@@ -27,7 +27,7 @@ class State(enum.StrEnum):
     PARKED = "parked"
     """The task waits, without a lease, for its next message, a signal or a time."""
     FOLLOWING = "following"
-    """The same work is under way for an earlier task, whose result will be this one's too."""
+    """An earlier task does the same work; this task gets the same result."""
     SETTLED = "settled"
     """The task has ended; its sender has not taken the result."""
     DRAINED = "drained"
