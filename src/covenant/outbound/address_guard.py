@@ -286,7 +286,7 @@ class AddressGuard:
     def _check_port(self, host: Host, port: int) -> None:
         if not self._allow.opens(host, port):
             raise AddressRefused(
-                f"port {port} is not one that is called; if it should be, the operator can add "
+                f"calls to port {port} are not allowed; to allow them, the operator can add "
                 f"{host_text(host)}:{port} to the setting {ALLOW_SETTING}"
             )
 

@@ -89,7 +89,7 @@ async def test_each_limit_holds_also_after_a_restart_and_ends_with_what_was_take
     for held in (store, opened(tmp_path, clock)):
         with pytest.raises(OverLimit, match="for this recipient"):
             held.reserve(BEN, CAT, "0" * 32, 1, NOW)
-        with pytest.raises(OverLimit, match="of you"):
+        with pytest.raises(OverLimit, match="from you"):
             held.reserve(CAT, ANN, "0" * 32, 1, NOW)
     with pytest.raises(OverLimit, match="for this recipient"):
         store.reserve(ANN, BEN, "0" * 32, 61, NOW)

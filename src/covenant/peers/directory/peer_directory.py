@@ -352,8 +352,8 @@ class PeerDirectory(PeerService):
             raise Conflict(IDENTITY_CHANGED, f"another instance answers at the address of {known.name}, {known.url}")
         prekey = self._usable(known)
         if prekey is None and self._seals_hybrid(known.keys):
-            why = f"{known.name} says under its signature that it has the hybrid suite, and shows no valid key for it"
-            raise Unavailable("no_hybrid_keys", f"{why}; nothing is sealed to it with less")
+            why = f"{known.name} has signed that it has the hybrid suite, and shows no valid key for it"
+            raise Unavailable("no_hybrid_keys", f"{why}; a message without that key would be weaker, so none is sent")
         if prekey is None:
             raise Unavailable("no_keys", f"{known.name} shows no keys that can be used now; is its clock right?")
         return prekey

@@ -81,7 +81,7 @@ async def ask_identity(fetcher: Fetcher, root: str, now_ms: int) -> Introduction
         spoken = ", ".join(map(str, versions)) or "none"
         raise IdentityNotShown(f"speaks versions {spoken}", CandidateNote.VERSION_NOT_SUPPORTED)
     if not bundle_holds(shown.keys, parse_instance_id(shown.keys.id), now_ms):
-        raise IdentityNotShown("the keys that it showed do not hold", None, CandidateConflict.UNVERIFIED_KEYS)
+        raise IdentityNotShown("the keys that it showed are not valid", None, CandidateConflict.UNVERIFIED_KEYS)
     return shown
 
 

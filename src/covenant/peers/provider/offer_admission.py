@@ -202,7 +202,9 @@ def _check_place_and_time(
         )
     most = max(1, settings.depth_max)  # 0: offers are worked on here, and not delegated on
     if len(offer.via) > most:
-        raise OfferRejected("depth_exceeded", f"work comes here through at most {most} instances")
+        raise OfferRejected(
+            "depth_exceeded", f"the work has come through more than the {most} instances that are allowed here"
+        )
     if deadline_ms is not None and deadline_ms <= facts.now_ms and not facts.ages.paused:
         raise OfferRejected("expired", "the deadline of the offer has passed by the provider's clock")
 
@@ -269,13 +271,15 @@ def _check_quota(peer: Peer, facts: OfferFacts, settings: PeerSettings) -> int:
     offers, tokens = daily_quota(peer, settings)
     retry_ms = DAY_MS - facts.now_ms % DAY_MS
     if offers is not None and facts.accepted_today >= offers:
-        raise OfferRejected("rate_limited", f"{offers} of your offers were accepted today; no more are", retry_ms)
+        raise OfferRejected(
+            "rate_limited", f"your {offers} offers of today were accepted; offer again tomorrow", retry_ms
+        )
     if tokens is None:
         return BUDGET_MAX
     left = tokens - facts.tokens_today
     if left < max(1, settings.budget_min):
         raise OfferRejected(
-            "rate_limited", f"your delegations have used, or may still use, the {tokens} tokens of today", retry_ms
+            "rate_limited", f"your delegations leave too few of today's {tokens} tokens; offer again tomorrow", retry_ms
         )
     return left
 
@@ -284,7 +288,7 @@ def _check_room(peer: Peer, facts: OfferFacts, settings: PeerSettings, rate: Cal
     if facts.draining:
         raise OfferRejected("busy", "this daemon is draining; offer again later", BUSY_RETRY_MS)
     if facts.away:
-        raise OfferRejected("busy", "what serves this profile is away; offer again later", BUSY_RETRY_MS)
+        raise OfferRejected("busy", "the daemons that serve this profile are away; offer again later", BUSY_RETRY_MS)
     own = peer.limits.concurrent
     if facts.active_of_peer >= (own if own is not None else settings.slots_per_peer):
         raise OfferRejected("busy", "your delegations have reached their limit here; offer again later", BUSY_RETRY_MS)

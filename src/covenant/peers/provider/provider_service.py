@@ -152,7 +152,7 @@ class Provider(PeerService):
             case DelegationInput() as answer:
                 return await self._receive_answer(incoming, answer)
             case other:
-                raise Invalid("type_not_supported", f"a provider is not sent a {wire.type_of(other)}")
+                raise Invalid("type_not_supported", f"a provider takes no message of type {wire.type_of(other)}")
 
     async def _receive_offer(self, incoming: IncomingMessage, offer: DelegationOffer) -> ReceivedFromPeer:
         key = DelegationKey(DelegationRole.PROVIDER, incoming.peer.id, offer.offer_id)

@@ -207,7 +207,7 @@ def _worded(offer: DelegationOffer, parts: tuple[Content, ...], context: str | N
     if len(words) > TASK_CHARS_MAX or len(context or "") > CONTEXT_CHARS_MAX or len(more) > PARTS_MAX:
         raise TooLarge(
             "offer_too_large",
-            f"a peer is asked with at most {TASK_CHARS_MAX} characters of task, {CONTEXT_CHARS_MAX} of context and "
+            f"an offer has at most {TASK_CHARS_MAX} characters of task, {CONTEXT_CHARS_MAX} of context and "
             f"{PARTS_MAX} parts",
         )
     return _replace(offer, task=words or ATTACHED, context=context or None, parts=more)

@@ -395,7 +395,7 @@ class Requester(PeerService):
     async def receive(self, incoming: IncomingMessage) -> ReceivedFromPeer:
         message = incoming.message
         if not isinstance(message, DelegationAccept | DelegationReject | StatusReport | DelegationResult):
-            raise Invalid("type_not_supported", f"a requester is not sent a {wire.type_of(message)}")
+            raise Invalid("type_not_supported", f"a requester takes no message of type {wire.type_of(message)}")
         key = DelegationKey(DelegationRole.REQUESTER, incoming.peer.id, message.offer_id)
         delegation = await self._ledger.delegation(key)
         seq = incoming.envelope.seq

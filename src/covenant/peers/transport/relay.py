@@ -108,9 +108,11 @@ class RelayStore:
 
     def reserve(self, recipient: InstanceId, sender: InstanceId, name: str, size: int, until_ms: int) -> StoredEnvelope:
         """Reserves room for an envelope. Raises OverLimit."""
-        for use, what in ((self._uses["to", recipient], "for this recipient"), (self._uses["by", sender], "of you")):
+        for use, what in ((self._uses["to", recipient], "for this recipient"), (self._uses["by", sender], "from you")):
             if use.envelopes >= self._limits.count_per_peer or use.bytes + size > self._limits.bytes_per_peer:
-                raise OverLimit("relay_full", f"too much waits here {what}; try again later", retry_after_ms=RETRY_MS)
+                raise OverLimit(
+                    "relay_full", f"too many messages {what} wait here; try again later", retry_after_ms=RETRY_MS
+                )
         if self._uses["all", ""].bytes + size > self._limits.bytes_max:
             raise OverLimit("relay_full", "this relay is full; try again later", retry_after_ms=RETRY_MS)
         self._number += 1
