@@ -130,9 +130,11 @@ def _lease(decide: DecisionContext, entry: Entry, task: Task, command: Take) -> 
     generation = entry.generation + 1 if entry.attempt == 0 and entry.turn == 1 else 0
     by = command.by.pubkey if command.by is not None else None
     decide.add(TaskLeased(entry.task.id, lease, generation, command.request_id, by))
-    return LeasedTask(
-        task, lease, entry.turn, entry.messages, entry.continues, entry.cut, generation or entry.generation
-    )
+    return _leased(entry, task, lease, generation or entry.generation)
+
+
+def _leased(entry: Entry, task: Task, lease: Lease, generation: int) -> LeasedTask:
+    return LeasedTask(task, lease, entry.turn, entry.messages, entry.continues, entry.cut, generation)
 
 
 def _leases_again(decide: DecisionContext, task_ids: tuple[TaskId, ...], lease_ids: tuple[LeaseId, ...]) -> Leased:
@@ -144,7 +146,7 @@ def _leases_again(decide: DecisionContext, task_ids: tuple[TaskId, ...], lease_i
             task = decide.view.task(entry)
             if task is None:
                 raise decide.refuse(body_unreadable(f"the body of task {task_id}, which this request was given,"))
-            taken.append(LeasedTask(task, entry.lease, entry.turn, entry.messages, entry.continues, entry.cut))
+            taken.append(_leased(entry, task, entry.lease, entry.generation))
     return Leased(tuple(taken), again=True)
 
 
