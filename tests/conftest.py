@@ -25,6 +25,9 @@ __all__ = ["databases"]
 # A shell starts what runs in its background with SIGINT ignored, and so would everything be that tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# So does `nohup` with SIGHUP.
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Tests call nobody outside. Each client would read the authorities of the system, which takes 20 ms.
 os.environ.setdefault("SSL_CERT_FILE", str(Path(__file__).with_name("authority.pem")))

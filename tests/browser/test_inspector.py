@@ -110,6 +110,7 @@ def test_what_is_typed_while_the_page_reads_the_agents_stays(chromium: Browser, 
         with page.expect_request("**/tenants/*/agents*"):
             page.goto(f"{one.daemon.url}/ui/inspector")
         page.fill("[name=url]", "http://typed.example")
+        until(lambda: page.input_value("[name=url]") and held)  # the page's request is seen before it is held
         for route in held:
             route.continue_()
         page.wait_for_selector("[name=target] option:nth-child(2)", state="attached")
