@@ -15,6 +15,7 @@ import pytest
 
 from covenant.agents.api import Agent, Turn
 from covenant.ledger.postgres import batch_writer
+from covenant.model.task_event import StepUpdate
 from tests.daemon_under_test import open_daemon_under_test
 from tests.e2e.test_shared_ledger import call, message, until
 from tests.e2e.test_stopped_node import LEASE_MS
@@ -113,8 +114,14 @@ async def batch_ended(url: str) -> AsyncIterator[None]:
 
 
 @pytest.mark.parametrize("written", [True, False])
+@pytest.mark.parametrize("in_step", [False, True])
 async def test_output_whose_write_is_in_doubt_is_written_once_and_the_turn_goes_on(
-    tmp_path: Path, database: Server, written: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    database: Server,
+    in_step: bool,
+    written: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(batch_writer, "TRIES_MAX", 2)
     url, go, more = database.url("postgres"), asyncio.Event(), asyncio.Event()
@@ -124,7 +131,8 @@ async def test_output_whose_write_is_in_doubt_is_written_once_and_the_turn_goes_
     async def work(turn: Turn) -> AsyncIterator[Any]:
         yield "a "
         await go.wait()
-        yield "a "
+        turn._job.spend({"tokens": 10})  # a whole number, as models report it
+        yield await turn.step("say", lambda: "a ") if in_step else "a "
         await more.wait()
         yield "a "
         yield await turn.step("count", lambda: "4")
@@ -160,3 +168,6 @@ async def test_output_whose_write_is_in_doubt_is_written_once_and_the_turn_goes_
             await until(is_completed)
             artifacts = (await ask())["artifacts"]
             assert "".join(part["text"] for each in artifacts for part in each["parts"]) == "a a a 4"
+            steps = [step.what for step in await daemon.daemon.base.storage.ledger.steps(task_id, 0, 100)]
+            names = [step.name for step in steps if isinstance(step, StepUpdate)]
+            assert names == (["say", "count"] if in_step else ["count"])

@@ -1,6 +1,6 @@
 """A job: one attempt at a turn of a task, while an agent in this process works on it.
 
-The agent's output is buffered (`turn_output`). An agent that sends everything at once and ends costs one record.
+The agent's output is buffered (`job_buffer`). An agent that sends everything at once and ends costs one record.
 
 A job ends once, in the first way that was named. Output after that, or after the job was stopped, is dropped.
 """

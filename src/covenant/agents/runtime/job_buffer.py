@@ -175,13 +175,13 @@ class RecordWriter:
         """The outcome of a record, if it was written after a generation. If not, it never will be."""
         await self._ledger.commit(Renew(task_id=self.task.id, holder=self.holder, lease_id=advance.lease_id))
         steps = [step async for step in self.steps_after(after)]
+        if advance.wait is not None:
+            # The lease is still held: the task was parked only if a signal that had already arrived ended the wait.
+            return _signaled(advance.wait, steps)
         wanted = [_comparable(update) for update in advance.updates]
         written = [_comparable(step.what) for step in steps]
         count = len(wanted)
         at = next((at for at in range(len(steps)) if count and written[at : at + count] == wanted), None)
-        if advance.wait is not None:
-            # The lease is still held: the task was parked only if a signal that had already arrived ended the wait.
-            return _signaled(advance.wait, steps)
         return Advanced(steps[at + count - 1].generation) if at is not None else None
 
     async def steps_after(self, generation: int) -> AsyncIterator[Step]:
@@ -393,7 +393,11 @@ class JobBuffer(RecordWriter):
 
 
 def _comparable(update: object) -> bytes:
-    """The ledger begins an artifact anew where an update adds to one that this attempt has not begun."""
+    """The ledger begins an artifact anew where an update adds to one that this attempt has not begun.
+
+    Decoded, as the ledger returns it: a whole number of a `float` field is then another text.
+    """
+    update = msgspec.json.decode(_encode(update), type=type(update))
     return _encode(msgspec.structs.replace(update, append=False) if type(update) is ArtifactUpdate else update)
 
 

@@ -10,18 +10,11 @@ of the output before the question.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from covenant.agents.runtime.job_buffer import JobBuffer
 from covenant.model.content import Content, File, Json, Resource, ResourceLink, Text
-from covenant.model.task_event import (
-    TEXT_ARTIFACT,
-    ArtifactUpdate,
-    StatusUpdate,
-)
-
-if TYPE_CHECKING:
-    pass
+from covenant.model.task_event import TEXT_ARTIFACT, ArtifactUpdate, StatusUpdate
 
 NEXT_ATTEMPT: Final = "covenant.next_attempt"
 """Key in the metadata of the status between two attempts: the number of the `attempt`, and `at_ms`, when it begins."""
