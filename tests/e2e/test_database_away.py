@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,15 @@ import pytest
 from covenant.agents.api import Agent, Turn
 from covenant.ledger.postgres import batch_writer
 from covenant.model.task_event import StepUpdate
-from tests.daemon_under_test import open_daemon_under_test
+from tests.daemon_under_test import DaemonUnderTest, open_daemon_under_test
 from tests.e2e.test_shared_ledger import call, message, until
 from tests.e2e.test_stopped_node import LEASE_MS
 from tests.ledger_contract.postgres_proxy import proxy_before
 from tests.ledger_contract.postgres_server import Server, programs
 from tests.waits import BOUND_S
 
-END_BATCH = """
-SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+WAITING_BATCH = """
+FROM pg_stat_activity
 WHERE datname = current_database() AND pid <> pg_backend_pid() AND wait_event_type = 'Lock' AND query LIKE 'WITH w AS%'
 """
 
@@ -96,19 +96,19 @@ async def _is(met: bool) -> bool:
 
 
 @asynccontextmanager
-async def batch_ended(url: str) -> AsyncIterator[None]:
-    """The next batch waits in the database, and is ended there on leaving."""
+async def batch_ended(url: str) -> AsyncIterator[Callable[[], Awaitable[bool]]]:
+    """The next batch waits in the database, as it yields, and is ended there on leaving."""
     connection = await asyncpg.connect(url)
+
+    async def count(what: str = "pid") -> bool:
+        await connection.execute("SELECT pg_stat_clear_snapshot()")
+        return bool(await connection.fetchval(f"SELECT count({what}) {WAITING_BATCH}"))
+
     try:
         async with connection.transaction():
             await connection.fetch("SELECT FROM writers FOR UPDATE")
-            yield
-
-            async def is_ended() -> bool:
-                await connection.execute("SELECT pg_stat_clear_snapshot()")
-                return bool(await connection.fetchval(END_BATCH))
-
-            await until(is_ended)
+            yield count
+            await until(lambda: count("pg_terminate_backend(pid)"))
     finally:
         await connection.close()
 
@@ -118,6 +118,7 @@ async def batch_ended(url: str) -> AsyncIterator[None]:
 async def test_output_whose_write_is_in_doubt_is_written_once_and_the_turn_goes_on(
     tmp_path: Path,
     database: Server,
+    *,
     in_step: bool,
     written: bool,
     monkeypatch: pytest.MonkeyPatch,
@@ -171,3 +172,47 @@ async def test_output_whose_write_is_in_doubt_is_written_once_and_the_turn_goes_
             steps = [step.what for step in await daemon.daemon.base.storage.ledger.steps(task_id, 0, 100)]
             names = [step.name for step in steps if isinstance(step, StepUpdate)]
             assert names == (["say", "count"] if in_step else ["count"])
+
+
+async def test_later_output_is_not_written_before_earlier_output_whose_write_failed(
+    tmp_path: Path, database: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(batch_writer, "TRIES_MAX", 8)  # the later output is still tried when the database is back
+    url, go, more = database.url("postgres"), asyncio.Event(), asyncio.Event()
+    talker = Agent("talker")
+
+    @talker
+    async def work(turn: Turn) -> AsyncIterator[Any]:
+        yield "1 "
+        await go.wait()
+        yield "2 "
+        await more.wait()
+        yield "3 "
+        yield await turn.step("count", lambda: "4")
+
+    async with proxy_before(url) as proxy:
+        ledger = {"url": proxy.url, "durability": "os", "node_lease_ms": LEASE_MS}
+        async with open_daemon_under_test(tmp_path / "home", talker, ledger=ledger) as daemon:
+            sent = await call(
+                daemon, "talker", "SendMessage", message=message("go"), configuration={"returnImmediately": True}
+            )
+            task_id = sent["task"]["id"]
+            await until(lambda: _has_come(_text(daemon, task_id), "1 "))
+            async with batch_ended(url) as is_waiting:
+                proxy.answers_lost = True
+                go.set()
+                await until(is_waiting)
+                more.set()
+            await until(lambda: _is("outcome_unknown" in {getattr(record, "code", "") for record in caplog.records}))
+            proxy.answers_lost = False
+            await until(lambda: _has_come(_text(daemon, task_id), "4"))
+            assert await _text(daemon, task_id) == "1 2 3 4"
+
+
+async def _text(daemon: DaemonUnderTest, task_id: str) -> str:
+    artifacts = (await call(daemon, "talker", "GetTask", id=task_id)).get("artifacts", ())
+    return "".join(part["text"] for each in artifacts for part in each["parts"])
+
+
+async def _has_come(asked: Awaitable[str], wanted: str) -> bool:
+    return wanted in await asked

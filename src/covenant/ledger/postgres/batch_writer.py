@@ -19,7 +19,7 @@ import asyncpg
 
 from covenant.ledger.clock import Clock
 from covenant.ledger.contract.identities import RegisterChange
-from covenant.ledger.machine.commands import Accept, Command
+from covenant.ledger.machine.commands import Accept, Advance, Command
 from covenant.ledger.machine.identity_commands import PurgeAudit
 from covenant.ledger.postgres.batch_inputs import BatchInputs
 from covenant.ledger.postgres.batch_items import (
@@ -225,7 +225,7 @@ class BatchWriter:
                 if (committed := await self._connection.find_out_when_fenced(self._joined)) is not None:
                     self._land(committed)
                 self._membership.beat_now()
-                self._connection.fail(batch, fenced())
+                self._refuse(batch, fenced())
                 return
             except RolledBack as sign:
                 self._membership.rolled_back(str(sign))
@@ -252,7 +252,7 @@ class BatchWriter:
                 if self._may_be_over():
                     await self._rehearse()
                 return
-        fail_all(batch, busy())
+        self._refuse(batch, busy())
 
     async def _process_halves(self, batch: list[Item]) -> None:
         for half in (batch[: len(batch) // 2], batch[len(batch) // 2 :]):
@@ -265,7 +265,18 @@ class BatchWriter:
         self.trouble = trouble
         if isinstance(error, asyncpg.DiskFullError):
             self._quiet_until_ms = self._clock.monotonic_ms() + QUIET_MS
-        self._connection.fail(batch, trouble)
+        self._refuse(batch, trouble)
+
+    def _refuse(self, batch: list[Item], trouble: Unavailable) -> None:
+        """Refuses a batch, and later records of its jobs: these must not be written before those."""
+        self._reopen()
+        tasks = {each.command.task_id for each in batch if isinstance(each.command, Advance) and not each.is_over}
+        refused_items, others = [*batch], deque[Item]()
+        for item in self._waiting:
+            is_later = isinstance(item.command, Advance) and item.command.task_id in tasks
+            (refused_items if is_later else others).append(item)
+        self._waiting = others
+        self._connection.fail(refused_items, trouble)
 
     def _may_be_over(self) -> bool:
         """Whether there is a trouble that a success may end."""
