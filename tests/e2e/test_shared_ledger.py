@@ -226,9 +226,10 @@ async def test_a_removal_that_a_daemon_was_down_for_ends_in_its_home_when_it_sta
 ) -> None:
     home = tmp_path / "b"
     left, made_anew, of_another = (home / place / "note" for place in ("memory/acme", "agents/acme", "agents/soon"))
-    followed = home / FOLLOWED_NAME
+    made_at_a = tmp_path / "a" / "agents" / "acme" / "note"
 
-    async def start_b() -> None:
+    async def start(home: Path) -> None:
+        followed = home / FOLLOWED_NAME
         if followed.exists():
             os.utime(followed, (0, 0))
         async with open_daemon_under_test(home, ledger=shared(url)):
@@ -237,19 +238,42 @@ async def test_a_removal_that_a_daemon_was_down_for_ends_in_its_home_when_it_sta
     async with open_daemon_under_test(tmp_path / "a", ledger=shared(url)) as a:
         copy_keys(tmp_path)
         await a.add_tenant("acme")
-        await start_b()
+        await start(home)
         for note in (left, of_another):
             note.parent.mkdir(parents=True)
             note.write_text("a note")
         removals = a.daemon.base.access.removals
         await removals.begin(a.operator, "acme", "it is over", cancel_live=False)
         assert (await removals.report(a.operator, "acme", BOUND_S)).done
-        await start_b()
+        await start(home)
         assert [note.exists() for note in (left, of_another)] == [False, True]
-        made_anew.parent.mkdir(parents=True)
-        made_anew.write_text("for a later tenant of this name")
-        await start_b()
-        assert made_anew.exists()
+    for note in (made_anew, made_at_a):
+        note.parent.mkdir(parents=True)
+        note.write_text("for a later tenant of this name")
+        await start(note.parents[2])
+        assert note.exists()
+
+
+async def test_a_removal_ends_in_a_home_whose_ledger_was_put_back_to_an_earlier_version(
+    tmp_path: Path, url: str
+) -> None:
+    async with open_daemon_under_test(tmp_path / "a", ledger=shared(url)) as a:
+        copy_keys(tmp_path)
+        await a.add_tenant("acme")
+        async with open_daemon_under_test(tmp_path / "b", ledger=shared(url)):
+            followed, left = tmp_path / "b" / FOLLOWED_NAME, tmp_path / "b" / "memory" / "acme" / "note"
+            await until(lambda: _followed_anew(followed))
+            followed.write_text("1000000")
+            left.parent.mkdir(parents=True)
+            left.write_text("a note")
+            removals = a.daemon.base.access.removals
+            await removals.begin(a.operator, "acme", "it is over", cancel_live=False)
+            assert (await removals.report(a.operator, "acme", BOUND_S)).done
+
+            async def is_erased() -> bool:
+                return not left.exists()
+
+            await until(is_erased)
 
 
 async def _followed_anew(path: Path) -> bool:

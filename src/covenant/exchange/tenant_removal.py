@@ -112,13 +112,17 @@ class TenantRemovals:
         self._reports: dict[str, RemovalReport] = {}
         self._begun: dict[str, TenantRemoval] = {}
         self._removed = asyncio.Event()
+        self._gone: set[str] = set()
+        """Tenants that another daemon removed while this one was up, and that this home may still have files of."""
         self._leads = ""
         """The tenant that is being removed by this daemon."""
         ledger.on_registers(self._changed)
 
     def _changed(self, change: RegisterChange) -> None:
         tenant = self._ledger.tenant(change.name)
-        if change.register is Register.TENANTS and tenant is None and change.name != self._leads:
+        if change.register is Register.TENANTS and tenant is None:
+            if change.name != self._leads:
+                self._gone.add(change.name)
             self._removed.set()
         elif change.register is Register.TENANTS and tenant is not None and tenant.removal is not None:
             self._begun[change.name] = tenant.removal
@@ -129,8 +133,9 @@ class TenantRemovals:
         while True:
             self._removed.clear()
             version, names = await ledger.removed_tenants(await self._files.followed())
-            for name in {*names} - {self._leads}:
+            for name in {*names, *self._gone} - {self._leads}:
                 await self._erase_here(name)
+                self._gone.discard(name)
                 if (removal := self._begun.pop(name, None)) is not None:
                     await self._publish(name, RemovalReport(done=True, stage="removed", removal=removal))
             await self._files.keep_followed(version)
