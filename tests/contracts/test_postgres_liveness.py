@@ -304,6 +304,26 @@ async def test_a_daemon_that_refuses_a_database_without_its_commits_goes_on_when
     await until(lambda: serves(a, 2))
 
 
+async def test_the_loss_of_commits_stays_refused_when_a_new_run_writes_as_many_again(
+    engine: PostgresEngine, a: LedgerDriver, b: LedgerDriver
+) -> None:
+    for number in range(5):
+        await b.send(make_task(number))
+    await until(lambda: membership(a)._cursors.get(membership(b)._joined.writer) == membership(b).written)
+    await engine.close_one(b.ledger)
+    await execute(engine, "UPDATE writers SET seq = seq - 3 WHERE node = 'b'")
+    await execute(engine, "DELETE FROM counted")
+    await execute(engine, "DELETE FROM news")
+    await until(lambda: membership(a).refusing is not None)
+    again = await joined(engine, "b")
+    for number in range(10, 20):
+        await again.send(make_task(number))
+    beaten_s = membership(a).heard_s
+    await until(lambda: membership(a).heard_s > beaten_s + 2 * LEASE_MS / 1_000)
+    with refused("ledger_rolled_back", 503):
+        await a.send(make_task(30))
+
+
 async def test_a_database_whose_open_tasks_were_deleted_is_refused_until_somebody_accepts_it(
     engine: PostgresEngine,
 ) -> None:

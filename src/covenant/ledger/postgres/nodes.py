@@ -94,6 +94,8 @@ class Membership:
         self._lost_s: dict[str, float] = {}
         self._cursors: dict[int, int] = {}
         self._boots: dict[int, str] = {}
+        self._missed: dict[int, tuple[int, str | None]] = {}
+        """Writers that the database has put back: the seq that this run has seen, and the run that wrote it."""
         self._connection: asyncpg.Connection[Any] | None = None
         self._look = asyncio.Event()
         self._own: deque[tuple[int, Sequence[Count]]] = deque(maxlen=OWN_KEPT)
@@ -339,6 +341,7 @@ class Membership:
         connection = await self._connect()
         self._joined = joined = await join(connection, node=self._node, boot=boot, lease_ms=self._lease_ms)
         self.written, self._begun_anew = joined.seq, True
+        self._missed.clear()
         self.singletons.forget()
         return joined
 
@@ -419,13 +422,20 @@ class Membership:
         await self._seen(connection)
 
     def _is_in_order(self, writers: Sequence[Any], written: int) -> bool:
-        """Detects a writer that is behind its known seq: `written` is this node's seq before the look."""
+        """Detects a writer that is behind its known seq: `written` is this node's seq before the look.
+
+        The same run has to be there again: a new one writes as many batches as were lost, and they are others.
+        """
         for row in writers:
-            known = written if row["writer"] == self._joined.writer else self._cursors.get(row["writer"], 0)
-            if row["seq"] < known:
-                self.rolled_back(f"writer {row['writer']} is at {row['seq']}, and was at {known}")
-                return False
-        return True
+            writer, seq, boot = row["writer"], row["seq"], row["boot"]
+            is_own = writer == self._joined.writer
+            known = written if is_own else self._cursors.get(writer, 0)
+            if seq < known and writer not in self._missed:
+                self._missed[writer] = (known, self._joined.boot if is_own else self._boots.get(writer))
+                self.rolled_back(f"writer {writer} is at {seq}, and was at {known}")
+            elif writer in self._missed and seq >= self._missed[writer][0] and boot == self._missed[writer][1]:
+                del self._missed[writer]
+        return not self._missed
 
     async def _reload(self) -> None:
         """Reads counts, registers and cursors in one snapshot."""
