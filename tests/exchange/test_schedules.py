@@ -184,6 +184,20 @@ async def test_moments_that_pass_while_the_clock_is_set_are_run_up_to_five_minut
         assert (await runner.step(), clock()) == (0, before)
 
 
+async def test_after_a_clock_that_was_a_day_ahead_is_set_back_the_next_moment_is_run(tmp_path: Path) -> None:
+    clock = FakeClock()
+    clock.advance(next_hour(clock) - clock() + 30 * MINUTE_MS)
+    async with opened(tmp_path / "home", clock) as (_, runner):
+        assert await runner.step() == 0
+        for step_ms in (24 * HOUR_MS, -24 * HOUR_MS):
+            clock.step(step_ms)
+            assert await runner.step() == 0
+            clock.advance(PAUSE_MS + 1_000)
+            assert await runner.step() == 0
+        clock.advance(next_hour(clock) - clock())
+        assert await runner.step() == 1
+
+
 async def test_a_daemon_that_was_held_up_runs_each_moment_that_it_waited_for(tmp_path: Path) -> None:
     clock = FakeClock()
     clock.advance(next_hour(clock) - clock() + 30_000)
