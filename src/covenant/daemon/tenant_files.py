@@ -67,14 +67,22 @@ class HomeFiles:
                 continue  # only the tenant's own space is counted
             if place.parts[0] == JOURNAL_NAME or place.parts[0].startswith(ARCHIVE_NAME) or tenant in place.parts[1:2]:
                 continue
-            yield SearchedPlace(place=str(place), found=count_in_file(path, markers))
+            try:
+                found = count_in_file(path, markers)
+            except FileNotFoundError:  # deleted meanwhile: the daemon goes on
+                continue
+            yield SearchedPlace(place=str(place), found=found)
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Plain files below a folder. Links are not followed."""
+    """Plain files below a folder. Links are not followed, and files that are deleted meanwhile are left out."""
     for parent, folders, names in os.walk(folder):
         folders.sort()
         for name in sorted(names):
             path = Path(parent, name)
-            if stat.S_ISREG(path.lstat().st_mode):
+            try:
+                status = path.lstat()
+            except FileNotFoundError:
+                continue
+            if stat.S_ISREG(status.st_mode):
                 yield path
