@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from covenant.daemon.agent_files import AgentFiles, look, read_definition
+from covenant.daemon.agent_files import AgentFiles, list_agent_files, read_definition
 from covenant.daemon.telemetry import Log
 from covenant.exchange.catalogue import Catalogue
 from covenant.ledger.embedded.open import memory_ledger
@@ -153,7 +153,7 @@ async def test_a_file_that_others_may_write_runs_nothing(place: Place) -> None:
     assert "chmod go-w" in place.problem(path)
     assert place.ids() == ["index"]
     place.home.chmod(0o700)
-    assert not look(place.home)[0].problem, "nobody else can reach it now"
+    assert not list_agent_files(place.home)[0].problem, "nobody else can reach it now"
 
 
 def test_a_definition_is_bounded(tmp_path: Path) -> None:

@@ -478,7 +478,7 @@ def test_logs_are_one_json_object_a_line_where_that_is_asked_for(short_path: Pat
     daemon = Daemon(short_path / "home", "--log-format", "json", env={"COVENANT_HTTP_PROT": "1"})
     rows = [json.loads(line) for line in daemon.log.splitlines()]
     assert daemon.stop() == 0
-    assert [row["event"] for row in rows] == ["settings.unread", "ledger.opened"]
+    assert [row["event"] for row in rows] == ["settings.unknown_variable", "ledger.opened"]
     assert rows[0]["variable"] == "COVENANT_HTTP_PROT; did you mean COVENANT_HTTP_PORT?"
     assert {"ts_ms", "level"} <= rows[0].keys()
 

@@ -161,7 +161,7 @@ def test_an_answer_that_no_frame_could_carry_is_a_contradiction(tmp_path: Path, 
 
 def test_a_variable_that_looks_like_a_setting_is_pointed_out(tmp_path: Path) -> None:
     loaded = load({}, {"COVENANT_HTTP_PROT": "1", "COVENANT_TOKEN": "x", "PATH": "/bin"}, home=tmp_path)
-    assert loaded.unread == ("COVENANT_HTTP_PROT; did you mean COVENANT_HTTP_PORT?",)
+    assert loaded.unknown_variables == ("COVENANT_HTTP_PROT; did you mean COVENANT_HTTP_PORT?",)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_a_second_name_in_the_environment_counts_where_the_first_is_not_set(
     if isinstance(entry.default, str) and entry.setting.kind is address:
         given, stronger = "127.0.0.2", "127.0.0.3"
     loaded = load({}, {also: given}, home=tmp_path)
-    assert (str(value(loaded.settings, entry.name)), loaded.unread) == (given, ())
+    assert (str(value(loaded.settings, entry.name)), loaded.unknown_variables) == (given, ())
     loaded = load({}, {also: given, entry.variable: stronger}, home=tmp_path)
     assert str(value(loaded.settings, entry.name)) == stronger
 

@@ -1,4 +1,4 @@
-"""The watchdog: what held the loop is logged once, counted, and bounded; a stand-in answers `/healthz` meanwhile."""
+"""The watchdog: what held the loop is logged once, counted, and bounded; a responder answers `/healthz` meanwhile."""
 
 import asyncio
 import json
@@ -39,7 +39,7 @@ class Notes(Log):
 
 
 class Nobody:
-    """A stand-in that only waits."""
+    """A responder that only waits."""
 
     def serve(self, hold: Hold, over: Callable[[], bool]) -> None:
         while not over():
@@ -48,10 +48,10 @@ class Nobody:
 
 def watchdog(notes: Notes, agent: str | None = None, held_s: float = HELD_S) -> Watchdog:
     return Watchdog(
-        stand_in=Nobody(),
+        responder=Nobody(),
         agent_at=lambda _: agent,
         log=notes,
-        held=notes.held.append,
+        on_hold=notes.held.append,
         held_s=held_s,
         beat_s=0.01,
     )
@@ -129,9 +129,9 @@ class StandInUnderTest:
         self._address = listener.getsockname()
         self.handed: list[socket.socket] = []
         self._over = threading.Event()
-        stand_in = HealthResponder((listener,), self.handed.append, connections_max=connections_max)
+        responder = HealthResponder((listener,), self.handed.append, connections_max=connections_max)
         hold = Hold(time.monotonic() - 1.0, "g@default")
-        self._thread = threading.Thread(target=stand_in.serve, args=(hold, self._over.is_set))
+        self._thread = threading.Thread(target=responder.serve, args=(hold, self._over.is_set))
         self._thread.start()
 
     def connect(self, said: bytes = b"") -> socket.socket:

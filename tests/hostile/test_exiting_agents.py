@@ -89,7 +89,7 @@ def test_a_stop_ends_although_an_agent_blocks_the_loop(
     daemon = start_daemon(
         str(agents),
         env={"COVENANT_DAEMON_GRACE_MS": "100"},
-        constants={"covenant.daemon.lifecycle.HELD_END_S": 0.5},
+        constants={"covenant.daemon.lifecycle.BLOCKED_END_S": 0.5},
     )
     token = operator_token(daemon.home)
     with ThreadPoolExecutor(1) as pool:

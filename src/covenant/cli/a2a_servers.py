@@ -83,7 +83,7 @@ def remote_command(function: Function) -> Function:
             headers=dict(_header(each) for each in headers),
             allow_private=_allowed(target, folder),
             home=folder,
-            meant=True,
+            typed_by_user=True,
         )
         try:
             function(output, options, target=target, **own)

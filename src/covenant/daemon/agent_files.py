@@ -4,11 +4,11 @@ Definitions are `agents/*.json` and `*.toml` in the home for the first tenant, a
 file has one definition; its id is the file's name unless it says another. The folder is listed once a second, and
 changed files are read. A bad file is reported once, with the key that is wrong; its agent stays as it was before.
 
-Python files that `covenant serve` was given are loaded again in place when one of them changes, for development. The
-files, and the modules beside and below them, are looked at a few times a second. When one has changed, all served files
+With `covenant serve --reload` the served Python files are loaded again when one of them changes, for development. The
+files, and the modules beside and below them, are checked a few times a second. When one has changed, all served files
 are run again in a thread, with the modules that they import from there. Only if all of them run do the new agents
 replace the old ones: new turns run the new code, turns under way end with the old code, and agents that are gone take
-no more work. A file that cannot be run changes nothing and is logged once. Doors, streams and leases are not touched.
+no more work. A file that cannot be run changes nothing and is logged once. Doors, streams and leases stay open.
 """
 
 from __future__ import annotations
@@ -64,37 +64,37 @@ class AgentFiles:
         self._seen: dict[Path, Stamp] = {}
         self._declared: dict[Path, tuple[str, str]] = {}
         """The tenant and id of the agent that each good file declares."""
-        self._unsettled: set[Path] = set()
+        self._unusable: set[Path] = set()
         """Good files that cannot be used yet, since their tenant does not exist or their agent's name is taken."""
         self.problems: dict[Path, str] = {}
 
     async def run(self) -> None:
         while True:
             await asyncio.sleep(INTERVAL_S)
-            self.take(await asyncio.to_thread(look, self._home))
+            self.update(await asyncio.to_thread(list_agent_files, self._home))
 
     def refresh(self) -> None:
-        self.take(look(self._home))
+        self.update(list_agent_files(self._home))
 
-    def take(self, found: list[AgentFile]) -> None:
-        there = {each.path for each in found}
-        for path in [path for path in self._seen if path not in there]:
+    def update(self, files: list[AgentFile]) -> None:
+        paths = {file.path for file in files}
+        for path in [path for path in self._seen if path not in paths]:
             self._forget(path)
-        for each in found:
-            if self._seen.get(each.path) == each.stamp and each.path not in self._unsettled:
+        for file in files:
+            if self._seen.get(file.path) == file.stamp and file.path not in self._unusable:
                 continue
-            self._seen[each.path] = each.stamp
-            self._unsettled.discard(each.path)
+            self._seen[file.path] = file.stamp
+            self._unusable.discard(file.path)
             try:
-                self._declare(each)
-                self.problems.pop(each.path, None)
+                self._declare(file)
+                self.problems.pop(file.path, None)
             except Refusal as refusal:
                 if isinstance(refusal, (NotFound, Conflict)):
-                    self._unsettled.add(each.path)
-                if self.problems.get(each.path) != refusal.message:
-                    name, kept = self._name(each.path), each.path in self._declared
+                    self._unusable.add(file.path)
+                if self.problems.get(file.path) != refusal.message:
+                    name, kept = self._name(file.path), file.path in self._declared
                     self._log.warning("agents.bad_file", file=name, problem=refusal.message, agent_stays_as_it_was=kept)
-                self.problems[each.path] = refusal.message
+                self.problems[file.path] = refusal.message
 
     def _declare(self, found: AgentFile) -> None:
         definition = read_agent(found)
@@ -112,7 +112,7 @@ class AgentFiles:
 
     def _forget(self, path: Path) -> None:
         del self._seen[path]
-        self._unsettled.discard(path)
+        self._unusable.discard(path)
         self.problems.pop(path, None)
         declared = self._declared.pop(path, None)
         if declared is not None:
@@ -123,8 +123,8 @@ class AgentFiles:
         return str(path.relative_to(self._home))
 
 
-def look(home: Path) -> list[AgentFile]:
-    """Lists the files, by tenant and name. Reads none of them."""
+def list_agent_files(home: Path) -> list[AgentFile]:
+    """The agent files of a home, by tenant and name. Reads none of them."""
     folder = home / FOLDER_NAME
     try:
         exposed = bool(home.stat().st_mode & OTHERS)
@@ -147,16 +147,16 @@ def _in_folder(folder: Path, tenant: str, *, exposed: bool) -> Iterator[AgentFil
         if path.name.startswith("."):
             continue
         try:
-            is_now = path.stat()
+            status = path.stat()
         except OSError:
             continue  # gone again, or a link to nowhere
         problem = ""
-        if not stat.S_ISREG(is_now.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             problem = "is not a plain file"
-        elif loose or (exposed and is_now.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
+        elif loose or (exposed and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
             problem = f"others may write to it, or to its folder; run: chmod go-w {folder} {path}"
-        stamp = (is_now.st_mtime_ns, is_now.st_size, is_now.st_ino)
-        yield AgentFile(tenant, path, stamp, is_now.st_mtime_ns // 1_000_000, problem)
+        stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
+        yield AgentFile(tenant, path, stamp, status.st_mtime_ns // 1_000_000, problem)
 
 
 def read_agent(found: AgentFile) -> AgentDefinition:
@@ -168,10 +168,7 @@ def read_agent(found: AgentFile) -> AgentDefinition:
 
 
 def read_definition(path: Path) -> dict[str, Any]:
-    """Reads an agent definition as its author wrote it: TOML if the file's name says so, otherwise JSON.
-
-    Not checked yet.
-    """
+    """An agent definition as its author wrote it, unchecked: TOML if the file's name says so, otherwise JSON."""
     try:
         with path.open("rb") as file:
             raw = file.read(DEFINITION_BYTES_MAX + 1)
@@ -180,17 +177,17 @@ def read_definition(path: Path) -> dict[str, Any]:
     if len(raw) > DEFINITION_BYTES_MAX:
         raise Invalid("invalid_agent", f"may have at most {DEFINITION_BYTES_MAX} bytes")
     try:
-        given = tomllib.loads(raw.decode()) if path.suffix == ".toml" else msgspec.json.decode(raw)
+        definition = tomllib.loads(raw.decode()) if path.suffix == ".toml" else msgspec.json.decode(raw)
     except (tomllib.TOMLDecodeError, ValueError, RecursionError) as error:
         kind = "TOML" if path.suffix == ".toml" else "JSON"
         raise Invalid("invalid_agent", f"not {kind}: {error}") from error
-    if not isinstance(given, dict):
+    if not isinstance(definition, dict):
         raise Invalid("invalid_agent", "the definition must be an object")
-    return given
+    return definition
 
 
 class AgentReloader:
-    """`serve` replaces the agents that were served before by the loaded ones."""
+    """Loads served files again when they change. `serve` replaces the agents that were served before."""
 
     def __init__(self, files: Sequence[ServedFile], serve: Callable[[Sequence[LoadedAgent]], None], log: Log) -> None:
         self._files = files
@@ -204,7 +201,7 @@ class AgentReloader:
             await self.step()
 
     async def step(self) -> bool:
-        """Looks at the files once. Returns whether other agents are served now."""
+        """Loads the files again if one has changed. Returns whether new agents are served."""
         now = await asyncio.to_thread(stamps, self._files)
         if now == self._seen:
             return False
@@ -214,7 +211,7 @@ class AgentReloader:
             found = await asyncio.to_thread(_reload_modules, self._files, changed)
             self._serve(found)
         except (CannotLoad, Refusal) as wrong:
-            self._log.warning("agents.not_reloaded", problem=str(wrong), the_old_ones="go on")
+            self._log.warning("agents.not_reloaded", problem=str(wrong))
             return False
         self._log.info("agents.reloaded", agents=", ".join(agent.definition.id for agent in found))
         return True
@@ -223,8 +220,7 @@ class AgentReloader:
 def _reload_modules(files: Sequence[ServedFile], changed: Sequence[Path]) -> list[LoadedAgent]:
     """Runs the files and the modules that they import from beside and below them. A failure changes nothing."""
     for path in changed:
-        # Bytecode has a stamp in seconds. After two changes within a second, old bytecode would be taken for
-        # the new file's.
+        # Bytecode has a stamp in whole seconds: after two changes within a second, Python would run old bytecode.
         with suppress(OSError, NotImplementedError):
             Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
     importlib.invalidate_caches()
@@ -259,15 +255,15 @@ def _folders(files: Sequence[ServedFile]) -> list[Path]:
 
 
 def stamps(files: Sequence[ServedFile]) -> PythonStamps:
-    """The Python files that are served, and those beside and below them that they may import."""
+    """The stamps of the served Python files, and of those beside and below them that they may import."""
     found: PythonStamps = {}
     for folder in _folders(files):
         for path in folder.rglob("*.py"):
             if len(found) >= PYTHON_FILES_MAX:
                 break
             try:
-                is_now = path.stat()
+                status = path.stat()
             except OSError:
                 continue
-            found[path] = (is_now.st_mtime_ns, is_now.st_size)
+            found[path] = (status.st_mtime_ns, status.st_size)
     return found

@@ -59,7 +59,7 @@ class Options:
     trusted_origins: Sequence[str] = ()
     fetcher: Fetcher | None = None
     home: str | Path | None = None
-    meant: bool = False
+    typed_by_user: bool = False
     """The user typed the URL, so its host may be called even at a private address, like a host in `a2a_agents.json`."""
 
     def __repr__(self) -> str:
@@ -129,11 +129,11 @@ def connect(
 
 async def open_remote(url_or_name: str, options: Options) -> Remote:
     entry = find_entry(url_or_name, options.home)
-    fetcher, close = open_fetcher(options, _meant(url_or_name, entry, options))
+    fetcher, close = open_fetcher(options, _private_places(url_or_name, entry, options))
     try:
         credentials = _credentials(entry, options)
-        finding = find_card(fetcher, entry.url, credentials)
-        card = await or_none(finding, entry.url) if not options.verify else await verified(fetcher, await finding)
+        lookup = find_card(fetcher, entry.url, credentials)
+        card = await card_or_none(lookup, entry.url) if not options.verify else await verified(fetcher, await lookup)
         interfaces = choose_interfaces(card, entry.url, credentials.covers)
     except BaseException:
         if close is not None:
@@ -152,7 +152,7 @@ async def open_remote(url_or_name: str, options: Options) -> Remote:
 async def open_card(url_or_name: str, options: Options, *, verify: bool) -> RemoteCard:
     """The card alone. Raises NoCard, and what fetching it raises."""
     entry = find_entry(url_or_name, options.home)
-    fetcher, close = open_fetcher(options, _meant(url_or_name, entry, options))
+    fetcher, close = open_fetcher(options, _private_places(url_or_name, entry, options))
     try:
         card = await find_card(fetcher, entry.url, _credentials(entry, options))
         return await verified(fetcher, card) if verify else card
@@ -168,12 +168,12 @@ def find_entry(url_or_name: str, home: str | Path | None) -> RemoteEntry:
     return RemoteRegistry(folder).entry(url_or_name)
 
 
-def _meant(url_or_name: str, entry: RemoteEntry, options: Options) -> Sequence[str]:
-    """The private places that may be called: hosts that the registry or the caller names.
+def _private_places(url_or_name: str, entry: RemoteEntry, options: Options) -> Sequence[str]:
+    """The hosts that may be called even at a private address: those that the registry or the user names.
 
     A typed address allows every port of its host, since the card may name another port, as for gRPC.
     """
-    if options.meant:
+    if options.typed_by_user:
         return entry.place, entry.place.rpartition(":")[0]
     return (entry.place,) if "://" not in url_or_name else ()
 
@@ -195,7 +195,10 @@ def _credentials(entry: RemoteEntry, options: Options) -> Credentials:
 
 
 def open_fetcher(options: Options, places: Sequence[str] = ()) -> tuple[Fetcher, Callable[[], Awaitable[None]] | None]:
-    """The caller's own fetcher, or a new one that is closed later. `places` may be called although they are private."""
+    """The caller's own fetcher, or a new one and the function that closes it.
+
+    `places` may be called although they are private.
+    """
     if options.fetcher is not None:
         return options.fetcher, None
     allow = options.allow_private
@@ -216,10 +219,10 @@ def open_fetcher(options: Options, places: Sequence[str] = ()) -> tuple[Fetcher,
     return fetcher, close
 
 
-async def or_none(finding: Awaitable[RemoteCard], url: str) -> RemoteCard | None:
-    """The card; None if there is none, and only the URL itself can be called."""
+async def card_or_none(lookup: Awaitable[RemoteCard], url: str) -> RemoteCard | None:
+    """The card; None if there is none, but the URL itself may be the agent's."""
     try:
-        return await finding
+        return await lookup
     except NoCard as missing:
         if missing.status is None or url.partition("?")[0].endswith(".json"):
             raise

@@ -1,6 +1,7 @@
 """The surroundings of the process: the environment, the clock and the name of the machine.
 
-No other module reads these. Standard library only, since every command of the CLI imports this.
+No other module of the daemon reads the environment or the wall clock. Standard library only, since
+every command of the CLI imports this.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ PROGRAM_VARIABLES: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR")
 
 Named = Literal["flag", "environment", "default"]
 # On Linux this clock also runs while the machine sleeps, so waking up does not look like a step of the wall clock.
-_STEADY: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
+_MONOTONIC: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
 
 
 def environment() -> Mapping[str, str]:
@@ -48,7 +49,7 @@ def now_ms() -> int:
 
 
 def monotonic_ms() -> int:
-    return (time.clock_gettime_ns(_STEADY) if _STEADY is not None else time.monotonic_ns()) // 1_000_000
+    return (time.clock_gettime_ns(_MONOTONIC) if _MONOTONIC is not None else time.monotonic_ns()) // 1_000_000
 
 
 def machine_name() -> str:

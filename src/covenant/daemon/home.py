@@ -34,7 +34,7 @@ OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 LOCKED_MARK: Final = "covenant-locked-key-"
 """The beginning of every secret that is locked with a passphrase."""
 URL_NAME: Final = "http.url"
-LENGTH_MAX: Final = 300
+URL_LENGTH_MAX: Final = 300
 
 
 class UnsafeHome(CovenantError):
@@ -57,7 +57,7 @@ def make_home(home: Path) -> None:
 
 
 def is_there(path: Path) -> bool:
-    """True for a dangling link, too."""
+    """Whether something has this name; a dangling link counts, too."""
     return path.exists() or path.is_symlink()
 
 
@@ -80,7 +80,7 @@ def save_token(home: Path, token: str) -> None:
 
 
 def save_secret(path: Path, text: str) -> None:
-    """Replace the secret, durably."""
+    """Replaces the secret, durably."""
     _write_aside(path, text).replace(path)
     sync_dir(path.parent)
 
@@ -172,16 +172,16 @@ def _write_aside(path: Path, text: str) -> Path:
     return unfinished
 
 
-def left_files(home: Path) -> tuple[Path, Path]:
-    """The file with the URL, and its temporary file."""
+def url_files(home: Path) -> tuple[Path, Path]:
+    """The file with the daemon's URL, and the temporary file that becomes it."""
     path = home / URL_NAME
     return path, path.with_suffix(".new")
 
 
 @contextmanager
-def left_in(home: Path, url: str) -> Iterator[None]:
+def published_url(home: Path, url: str) -> Iterator[None]:
     """Keeps the daemon's URL in a file while it listens."""
-    path, aside = left_files(home)
+    path, aside = url_files(home)
     try:
         aside.unlink(missing_ok=True)
         with open(aside, "x", encoding="ascii", opener=open_owned) as file:
@@ -198,9 +198,9 @@ def left_in(home: Path, url: str) -> Iterator[None]:
 
 
 def url_in(home: Path) -> str | None:
-    """None if no daemon has left its address here."""
+    """The URL in the file; None if no daemon listens here."""
     with suppress(OSError, UnicodeDecodeError):
         url = (home / URL_NAME).read_text(encoding="ascii").strip()
-        if url.startswith(("http://", "https://")) and len(url) <= LENGTH_MAX:
+        if url.startswith(("http://", "https://")) and len(url) <= URL_LENGTH_MAX:
             return url
     return None

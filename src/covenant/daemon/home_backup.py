@@ -1,9 +1,9 @@
 """Backups of a home beside the ledger's own file: shipping the journal's sealed segments, and restoring a home.
 
 `SegmentShipper` runs `backup.command` for each sealed segment, the oldest first. A segment counts as shipped when the
-command has ended with 0 and that was recorded. A daemon that dies in between runs it once more for the same segment, so
-the command must be able to write the same file twice. A command that fails is run again after a growing pause; its last
-output is in `covenant a2a status`, in `covenant doctor` and in the log.
+command has ended with 0 and that was recorded. If the daemon dies in between, the next one runs the command again for
+the same segment, so the command must be able to write the same file twice. A command that fails is run again after a
+growing pause; its last output is in `covenant a2a status`, in `covenant doctor` and in the log.
 
 `restore` makes a home from a backup and from segments that were shipped after it. Everything is made in the folder
 `restoring` of the home, opened and checked there as a start would, marked as restored, and moved to its place last. A
@@ -50,8 +50,8 @@ from covenant.mailbox import local_agent
 from covenant.model.errors import CovenantError, SettingsError
 from covenant.model.rate_limits import Backoff
 
-LOOK_S: Final = 1.0
-SAID_BYTES_MAX: Final = 4_096
+POLL_S: Final = 1.0
+OUTPUT_BYTES_MAX: Final = 4_096
 PAUSES: Final = Backoff(1.0, 300.0)
 POSITION_MAX: Final = 2**62
 _POSITION: Final = re.compile(r"[0-9]{1,18}")
@@ -106,10 +106,10 @@ class SegmentShipper:
                 if not await self.ship(segment):
                     break
             failures = self._shipped.status.failures
-            await asyncio.sleep(PAUSES.pause(failures) if failures else LOOK_S)
+            await asyncio.sleep(PAUSES.pause(failures) if failures else POLL_S)
 
     async def _seal(self) -> None:
-        """Seals the active segment after a while, since a quiet ledger would never fill it."""
+        """Seals the active segment every `backup.seal_ms`, since a quiet ledger would never fill it."""
         now_ms = self._ledger.clock.monotonic_ms()
         if now_ms - self._sealed_ms >= self._settings.seal_ms:
             self._sealed_ms = now_ms
@@ -130,7 +130,7 @@ class SegmentShipper:
 
     async def _run(self, segment: SealedSegment, digest: str) -> None:
         values = {"path": str(segment.path), "name": segment.path.name, "incarnation": self._incarnation}
-        words = [_filled(word, values) for word in self._words]
+        words = [_fill_in(word, values) for word in self._words]
         process = await asyncio.create_subprocess_exec(
             *words,
             stdin=asyncio.subprocess.DEVNULL,
@@ -172,11 +172,11 @@ def command_words(command: str) -> list[str]:
 async def _last_line(stream: asyncio.StreamReader) -> str:
     tail = b""
     while chunk := await stream.read(65_536):
-        tail = (tail + chunk)[-SAID_BYTES_MAX:]
+        tail = (tail + chunk)[-OUTPUT_BYTES_MAX:]
     return tail.decode(errors="replace").strip().rpartition("\n")[2]
 
 
-def _filled(word: str, values: Mapping[str, str]) -> str:
+def _fill_in(word: str, values: Mapping[str, str]) -> str:
     for name, value in values.items():
         word = word.replace(f"{{{name}}}", value)
     return word
@@ -244,7 +244,7 @@ async def restore(
         make_owned_folder(folder)
         sync_dir(home)
         manifest = unpack_backup(source, folder)
-        position = _extend(folder / "journal", manifest, segments, until or Until())
+        position = _extend_journal(folder / "journal", manifest, segments, until or Until())
         incarnation = Incarnation(
             id=str(uuid4()), restored_from=manifest.backup_id, position=position, restored_at_ms=now_ms()
         )
@@ -252,14 +252,14 @@ async def restore(
         ledger = await open_ledger(folder, clock=now_ms)
         try:
             counts = await ledger.counts()
-            await _mark(ledger, incarnation)
+            await _audit_restore(ledger, incarnation)
         finally:
             await ledger.close()
-        _move_up(folder, home)
+        _move_into_place(folder, home)
     return Restored(manifest, incarnation, counts)
 
 
-def _extend(journal: Path, manifest: Manifest, segments: Path | None, until: Until) -> int:
+def _extend_journal(journal: Path, manifest: Manifest, segments: Path | None, until: Until) -> int:
     """Brings the unpacked journal to the end of the restore. Returns that position."""
     position = manifest.position
     if until.position < position or (until.time_ms is not None and until.time_ms < manifest.made_at_ms):
@@ -328,7 +328,7 @@ def _copy_records(source: Path, target: Path, expected: int, until: Until) -> tu
     return expected - 1, whole
 
 
-async def _mark(ledger: EmbeddedLedger, incarnation: Incarnation) -> None:
+async def _audit_restore(ledger: EmbeddedLedger, incarnation: Incarnation) -> None:
     """Writes to the audit that the ledger was restored."""
     operators = [each.agent for each in await ledger.identities() if each.operator and each.revoked_at_ms is None]
     by = operators[0] if operators else local_agent("process@local")
@@ -341,7 +341,7 @@ async def _mark(ledger: EmbeddedLedger, incarnation: Incarnation) -> None:
     await ledger.commit(WriteAuditRow(by=by, row=row))
 
 
-def _move_up(folder: Path, home: Path) -> None:
+def _move_into_place(folder: Path, home: Path) -> None:
     """Moves everything to its place, and then removes the folder: only then does the home open."""
     (folder / "lock").unlink(missing_ok=True)
     for path in sorted(folder.iterdir()):

@@ -7,7 +7,8 @@
     identity/changes.json    optional: who this instance was before, each change signed by both keys; and dead keys
 
 With a passphrase (COVENANT_PASSPHRASE, or the file that COVENANT_PASSPHRASE_FILE names) the first four are locked,
-and files that are not locked yet are locked in place. A locked key is never replaced. Prekeys that cannot be read are.
+and files that are not locked yet are locked in place. A locked key is never replaced. Prekeys and purpose keys that
+cannot be read are replaced by new ones.
 
 An identity is changed in two steps: the signed change is saved, then the new key. Until the key is saved, the change
 does not count: changes in the file beyond the present key are ignored.
@@ -83,18 +84,19 @@ FILE_BYTES_MAX: Final = 32_768
 PASSPHRASE_BYTES_MAX: Final = 4_096
 
 D = TypeVar("D", bound=msgspec.Struct)
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 OPERATOR_DISPLAY: Final = "operator@local"
 
 
-class _Stored(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+class _StoredPrekey(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     prekey: Prekey
     private_key: str
     """In hex."""
 
 
-class _StoredHybrid(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+class _StoredHybridPrekey(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """Without the expanded key, which is long and derived from the seed."""
 
     seed: str
@@ -105,8 +107,8 @@ class _StoredHybrid(msgspec.Struct, frozen=True, gc=False, rename="camel"):
 
 
 class _StoredPrekeys(msgspec.Struct, frozen=True, omit_defaults=True):
-    prekeys: tuple[_Stored, ...]
-    hybrid: tuple[_StoredHybrid, ...] = ()
+    prekeys: tuple[_StoredPrekey, ...]
+    hybrid: tuple[_StoredHybridPrekey, ...] = ()
     """A field of its own, since earlier releases read the file, too, and know only the first suite."""
 
 
@@ -196,7 +198,7 @@ class Keystore:
         return parse_key(path, text)
 
     def lock_key(self) -> bool:
-        """Lock the keys that are not locked yet, if there is a passphrase. Returns whether one was."""
+        """Locks the keys that are not locked yet, if there is a passphrase. Returns whether it locked any."""
         if self._locker is None:
             return False
         unlocked = [
@@ -220,7 +222,14 @@ class Keystore:
             raise UnsafeHome(f"{self._key_path} is not there; put it back from a backup")
         before, self._locker = self._locker, self._make_locker(passphrase)
         self._relock_instance(before)
-        kept = all((self._relock_prekeys(before), self._relock_purposes(before)))
+        kept = all(
+            (
+                self._relock_file(self._prekeys_path, before, lambda data: self.save_prekeys(decode_prekeys(data))),
+                self._relock_file(
+                    self._purposes_path, before, lambda data: self.save_purpose_keys(decode_purpose_keys(data))
+                ),
+            )
+        )
         self._save_key(key, self._key_path)
         return kept
 
@@ -232,31 +241,19 @@ class Keystore:
         if LOCKED_MARK in text:
             try:
                 text = _unlock(before, path, text.encode()).decode("ascii", "replace")
-            except LockedHome:  # an earlier try got as far as this
+            except LockedHome:  # an earlier try, which was interrupted, has locked it with the new passphrase
                 text = _unlock(self._locker, path, text.encode()).decode("ascii", "replace")
         self._save_key(parse_key(path, text), path)
 
-    def _relock_prekeys(self, before: Locker | None) -> bool:
-        path = self._prekeys_path
+    def _relock_file(self, path: Path, before: Locker | None, save: Callable[[bytes], None]) -> bool:
+        """Returns False if the file opens with neither passphrase. `save` gets its unlocked text."""
         if not is_there(path):
             return True
         data = read_secret_bytes(path, FILE_BYTES_MAX)
-        # With the new passphrase, if an earlier try got as far as this.
+        # An earlier try that was interrupted may have locked the file with the new passphrase already.
         for locker in (before, self._locker):
             with suppress(ValueError, LockedHome):
-                self.save_prekeys(_open_prekeys(locker, path, data))
-                drop_unfinished(path)
-                return True
-        return False
-
-    def _relock_purposes(self, before: Locker | None) -> bool:
-        path = self._purposes_path
-        if not is_there(path):
-            return True
-        data = read_secret_bytes(path, FILE_BYTES_MAX)
-        for locker in (before, self._locker):
-            with suppress(ValueError, LockedHome):
-                self.save_purpose_keys(_open_purposes(locker, path, data))
+                save(_unlocked(locker, path, data))
                 drop_unfinished(path)
                 return True
         return False
@@ -274,23 +271,29 @@ class Keystore:
         return key
 
     def read_prekeys(self) -> Sequence[PrivatePrekey]:
-        """Raises UnsafeHome if others can read or replace them."""
-        path = self._prekeys_path
+        """Raises UnsafeHome if others can read or replace them. A start replaces prekeys that it cannot read."""
+        path, event = self._prekeys_path, "keystore.prekeys_replaced"
+        return self._read_replaceable(path, decode_prekeys, self.save_prekeys, event) or ()
+
+    def _read_replaceable(
+        self, path: Path, decode: Callable[[bytes], T], save: Callable[[T], None], event: str
+    ) -> T | None:
+        """None if there are no keys, or none that can be read: that is logged as `event`. Locks unlocked keys."""
         drop_unfinished(path)
         if not is_there(path):
-            return ()
+            return None
         data = read_secret_bytes(path, FILE_BYTES_MAX)
         try:
-            prekeys = _open_prekeys(self._locker, path, data)
+            keys = decode(_unlocked(self._locker, path, data))
         except (ValueError, LockedHome) as wrong:
-            log.warning("keystore.prekeys_replaced", extra={"path": str(path), "reason": str(wrong)})
-            return ()
+            log.warning(event, extra={"path": str(path), "reason": str(wrong)})
+            return None
         if self._locker is not None and not is_locked(data):
-            self.save_prekeys(prekeys)
-        return prekeys
+            save(keys)
+        return keys
 
     def check_prekeys(self) -> None:
-        """Raises UnsafeHome if others can read or replace them. What cannot be read is made anew by a start."""
+        """Raises UnsafeHome if others can read or replace the prekeys or the purpose keys."""
         for path in (self._prekeys_path, self._purposes_path):
             if is_there(path):
                 read_secret_bytes(path, FILE_BYTES_MAX)
@@ -300,25 +303,15 @@ class Keystore:
         save_secret(self._prekeys_path, self._sealed(encode_prekeys(prekeys)))
 
     def drop_prekeys(self) -> None:
-        """Erases them: the ledger whose messages they open was moved elsewhere, with them."""
+        """Erases the prekeys: they were moved elsewhere, together with the ledger whose messages they open."""
         drop_unfinished(self._prekeys_path)
         self._prekeys_path.unlink(missing_ok=True)
 
     def read_purpose_keys(self) -> PurposeKeySet:
-        """Raises UnsafeHome if others can read or replace them. What cannot be read is made anew by a start."""
-        path = self._purposes_path
-        drop_unfinished(path)
-        if not is_there(path):
-            return PurposeKeySet()
-        data = read_secret_bytes(path, FILE_BYTES_MAX)
-        try:
-            kept = _open_purposes(self._locker, path, data)
-        except (ValueError, LockedHome) as wrong:
-            log.warning("keystore.purpose_keys_replaced", extra={"path": str(path), "reason": str(wrong)})
-            return PurposeKeySet()
-        if self._locker is not None and not is_locked(data):
-            self.save_purpose_keys(kept)
-        return kept
+        """Raises UnsafeHome if others can read or replace them. A start replaces purpose keys that it cannot read."""
+        path, event = self._purposes_path, "keystore.purpose_keys_replaced"
+        found = self._read_replaceable(path, decode_purpose_keys, self.save_purpose_keys, event)
+        return PurposeKeySet() if found is None else found
 
     def save_purpose_keys(self, kept: PurposeKeySet) -> None:
         make_owned_folder(self._purposes_path.parent, exist_ok=True)
@@ -362,7 +355,7 @@ class Keystore:
         return Locker(passphrase, cost=self._cost) if passphrase is not None else None
 
     def _sealed(self, text: str) -> str:
-        """The text as it is saved: locked, if there is a passphrase."""
+        """The text as it is saved: locked if there is a passphrase."""
         return text if self._locker is None else self._locker.lock(text.encode()).decode().strip()
 
 
@@ -404,21 +397,21 @@ def _unlock(locker: Locker | None, path: Path, data: bytes) -> bytes:
         ) from None
 
 
-def _open_prekeys(locker: Locker | None, path: Path, data: bytes) -> tuple[PrivatePrekey, ...]:
-    """Raises LockedHome, and ValueError if they are none."""
-    return decode_prekeys(_unlock(locker, path, data) if is_locked(data) else data)
+def _unlocked(locker: Locker | None, path: Path, data: bytes) -> bytes:
+    """The data as it is if it is not locked. Raises LockedHome."""
+    return _unlock(locker, path, data) if is_locked(data) else data
 
 
 def encode_prekeys(prekeys: Sequence[PrivatePrekey]) -> str:
     kept = _StoredPrekeys(
-        tuple(_Stored(each.prekey, each.private_key.hex()) for each in prekeys if each.prekey.suite == SUITE),
-        tuple(_kept_hybrid(each) for each in prekeys if each.prekey.suite == HYBRID_SUITE),
+        tuple(_StoredPrekey(each.prekey, each.private_key.hex()) for each in prekeys if each.prekey.suite == SUITE),
+        tuple(_stored_hybrid(each) for each in prekeys if each.prekey.suite == HYBRID_SUITE),
     )
     return msgspec.json.encode(kept).decode()
 
 
 def decode_prekeys(data: bytes) -> tuple[PrivatePrekey, ...]:
-    """Raises ValueError if the bytes are no purpose keys."""
+    """Raises ValueError if the bytes are no prekeys."""
     read = msgspec.json.decode(data, type=_StoredPrekeys)
     hybrid = read.hybrid if HYBRID_SUITE in SUITES else ()
     return (
@@ -430,18 +423,13 @@ def decode_prekeys(data: bytes) -> tuple[PrivatePrekey, ...]:
     )
 
 
-def _open_purposes(locker: Locker | None, path: Path, data: bytes) -> PurposeKeySet:
-    """Raises LockedHome, and ValueError if they are none."""
-    return decode_purpose_keys(_unlock(locker, path, data) if is_locked(data) else data)
-
-
 def encode_purpose_keys(kept: PurposeKeySet) -> str:
     keys = tuple(_StoredPurpose(each.certificate, each.private_key.hex()) for each in kept.keys if each.certificate)
     return msgspec.json.encode(_StoredPurposes(keys, kept.void_before_ms)).decode()
 
 
 def decode_purpose_keys(data: bytes) -> PurposeKeySet:
-    """Raises ValueError if they are none."""
+    """Raises ValueError if the bytes are no purpose keys."""
     read = msgspec.json.decode(data, type=_StoredPurposes)
     keys = tuple(PurposeKey(bytes.fromhex(each.private_key), each.certificate) for each in read.keys)
     if any(public_key(key) != certificate.key for key, certificate in keys if certificate is not None):
@@ -449,9 +437,9 @@ def decode_purpose_keys(data: bytes) -> PurposeKeySet:
     return PurposeKeySet(keys, read.void_before_ms)
 
 
-def _kept_hybrid(made: PrivatePrekey) -> _StoredHybrid:
-    prekey = made.prekey
-    return _StoredHybrid(made.private_key.hex(), prekey.not_before_ms, prekey.not_after_ms, prekey.signature)
+def _stored_hybrid(private: PrivatePrekey) -> _StoredHybridPrekey:
+    prekey = private.prekey
+    return _StoredHybridPrekey(private.private_key.hex(), prekey.not_before_ms, prekey.not_after_ms, prekey.signature)
 
 
 async def admit_operator(

@@ -31,7 +31,7 @@ import uvloop
 from covenant.agents.agent_loader import LoadedAgent, ServedFile, load_agents
 from covenant.daemon.demo import demo_agents, open_demo
 from covenant.daemon.environment import environment
-from covenant.daemon.home import SOCKET_NAME, left_in
+from covenant.daemon.home import SOCKET_NAME, published_url
 from covenant.daemon.listeners import PEER_CONNECTIONS_MAX, http_bounds
 from covenant.daemon.log_capture import capture_streams
 from covenant.daemon.schedulers import Scheduler
@@ -44,11 +44,12 @@ from covenant.model.errors import Unavailable
 
 END_S: Final = 5.0
 """The longest time from the last record to the end of the process."""
-HELD_END_S: Final = 5.0
+BLOCKED_END_S: Final = 5.0
 """The longest time from the end of the grace time to the end of the process, if the loop is blocked."""
 DRAIN_REPORT_S: Final = 2.0
 """The longest time from the end of a drain to the stop: a client that follows the drain asks how it ended."""
-FILES_BESIDES: Final = 256
+HOME_FILES_MAX: Final = 256
+"""Descriptors for the journal, the archive, the logs and everything else that is no connection."""
 CONNECTIONS_MIN: Final = 16
 """The lowest limit of HTTP connections, however few open files the system allows."""
 # The sync thread waits for the interpreter's lock after each system call; beside a busy loop the usual 5 ms made a
@@ -63,7 +64,7 @@ NOTIFY_VARIABLE: Final = "NOTIFY_SOCKET"
 
 
 def run_to_end(main: Coroutine[Any, Any, Sequence[str]], log: Log) -> None:
-    """Run `main`, which returns the names of agents that ignored their cancellation; then end the process."""
+    """Runs `main`, which returns the names of agents that ignored their cancellation; then ends the process."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         loop = runner.get_loop()
         task = loop.create_task(main)
@@ -79,7 +80,7 @@ def run_to_end(main: Coroutine[Any, Any, Sequence[str]], log: Log) -> None:
 
 
 def _end_soon(abandoned: Sequence[str], log: Log) -> None:
-    """End the process: at once if these agents still run, else within `END_S`. All data is written by now."""
+    """Ends the process: at once if these agents still run, else within `END_S`. All data is written by now."""
 
     def end(*agents: str) -> None:
         log.warning("daemon.abandoned", agents=", ".join(agents) or "unknown: a task or thread that an agent began")
@@ -106,14 +107,14 @@ def _start_timer(after_s: float, call: Any) -> threading.Timer:
 class StopSignals:
     """`stop_requested` is set by the first signal, `hurried` by the second.
 
-    If an agent blocks the loop, a thread ends the process `HELD_END_S` after the grace time, as a crash would.
+    If an agent blocks the loop, a thread ends the process `BLOCKED_END_S` after the grace time, as a crash would.
     """
 
     def __init__(self, grace_s: float, log: Log) -> None:
         self.stop_requested = asyncio.Event()
         self.hurried = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self._end_s = grace_s + HELD_END_S
+        self._end_s = grace_s + BLOCKED_END_S
         self._log = log
         self._timer: threading.Timer | None = None
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -123,11 +124,11 @@ class StopSignals:
 
     def _handle(self, _number: int, _frame: FrameType | None) -> None:
         if self._timer is None:
-            self._timer = _start_timer(self._end_s, self._end_held)
+            self._timer = _start_timer(self._end_s, self._end_blocked)
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._ask)
+            self._loop.call_soon_threadsafe(self._count_signal)
 
-    def _ask(self) -> None:
+    def _count_signal(self) -> None:
         (self.hurried if self.stop_requested.is_set() else self.stop_requested).set()
 
     def close(self) -> None:
@@ -135,20 +136,20 @@ class StopSignals:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _end_held(self) -> None:
+    def _end_blocked(self) -> None:
         self._log.warning("daemon.held", why="the stop did not end in time: an agent blocks the loop")
         _exit(1)
 
 
 def fit_open_files(settings: Settings, log: Log) -> Settings:
-    """Raise the limit of open files, or lower that of connections: the journal needs a descriptor for each segment."""
+    """Raises the limit of open files, or else lowers that of HTTP connections: the ledger needs files of its own."""
     calls_max = settings.grpc.calls_max if settings.grpc.enabled else 0
-    besides = http_bounds(settings.http).connections_reserved_max + settings.ipc.connections_max + calls_max
-    besides += PEER_CONNECTIONS_MAX if settings.peers.enabled and settings.peers.listen else 0
-    besides += FILES_BESIDES + (http_bounds(settings.http).handshakes_max if settings.http.tls_cert else 0)
+    other_files = http_bounds(settings.http).connections_reserved_max + settings.ipc.connections_max + calls_max
+    other_files += PEER_CONNECTIONS_MAX if settings.peers.enabled and settings.peers.listen else 0
+    other_files += HOME_FILES_MAX + (http_bounds(settings.http).handshakes_max if settings.http.tls_cert else 0)
     wanted = settings.http.connections_max
-    granted = _allow_files(wanted + besides)
-    room = max(CONNECTIONS_MIN, granted - besides)
+    granted = _allow_files(wanted + other_files)
+    room = max(CONNECTIONS_MIN, granted - other_files)
     if room >= wanted:
         return settings
     log.warning("http.connections_lowered", connections_max=room, open_files=granted, look="ulimit -n")
@@ -156,7 +157,7 @@ def fit_open_files(settings: Settings, log: Log) -> Settings:
 
 
 def _allow_files(wanted: int) -> int:
-    """Raise the limit of open files as far as the system allows. Returns the limit."""
+    """Raises the limit of open files as far as the system allows. Returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -181,21 +182,21 @@ def run_daemon(
 ) -> None:
     """Blocks until the daemon has stopped. `announce` is called once, when it listens.
 
-    `files` are Python files with agents to serve; CannotLoad says which of them cannot be loaded, and why. `reload`:
-    they are loaded again whenever they change.
+    `files` are Python files with agents to serve. Raises CannotLoad, which says which file cannot be loaded and why.
+    `reload`: the files are loaded again whenever they change.
     """
     settings = loaded.settings
     start_logging(settings.log.format, settings.log.level)
     log = Log()
-    for name in loaded.unread:
-        log.warning("settings.unread", variable=name)
+    for name in loaded.unknown_variables:
+        log.warning("settings.unknown_variable", variable=name)
     found = [*load_agents(files), *(demo_agents() if demo else ())]
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     loaded = loaded._replace(settings=fit_open_files(settings, log))
-    run_to_end(_live(loaded, announce, log, found, demo=demo, reloaded=files if reload else ()), log)
+    run_to_end(_serve_until_stopped(loaded, announce, log, found, demo=demo, reloaded=files if reload else ()), log)
 
 
-async def _live(
+async def _serve_until_stopped(
     loaded: Loaded,
     announce: Announce,
     log: Log,
@@ -204,7 +205,7 @@ async def _live(
     demo: bool,
     reloaded: Sequence[ServedFile],
 ) -> tuple[str, ...]:
-    """Runs until the daemon has stopped. Returns the agents that ignore their cancellation."""
+    """Returns the agents that ignored their cancellation."""
     settings = loaded.settings
     stops = StopSignals(settings.daemon.grace_ms / 1000, log)
     async with open_daemon(settings, log, served=found, reloaded=reloaded, sources=loaded.sources) as daemon:
@@ -214,12 +215,12 @@ async def _live(
         listening = DaemonAddresses(url, settings.home / SOCKET_NAME, served)
         if demo:
             await open_demo(daemon)
-        with ExitStack() as left:
-            left.enter_context(capture_streams(daemon.base.telemetry.task_logs))
+        with ExitStack() as stack:
+            stack.enter_context(capture_streams(daemon.base.telemetry.task_logs))
             async with serving(daemon, hurried=stops.hurried):
                 # The address is published only now, since clients call at once. It stays until the doors are closed.
-                left.enter_context(left_in(settings.home, url))
-                _settle_memory()
+                stack.enter_context(published_url(settings.home, url))
+                _freeze_startup_objects()
                 announce(listening)
                 notify_service_manager("READY=1", log)
                 await _wait_for_stop(daemon, stops.stop_requested)
@@ -262,7 +263,7 @@ async def drain(daemon: Daemon) -> None:
 
 
 def notify_service_manager(state: str, log: Log) -> None:
-    """Tell systemd, if it started this process as a service of the type `notify`. Waits for nothing."""
+    """Tells systemd the state, if it started this process as a service of the type `notify`. Waits for nothing."""
     address = environment().get(NOTIFY_VARIABLE)
     if not address:
         return
@@ -276,7 +277,7 @@ def notify_service_manager(state: str, log: Log) -> None:
 
 @asynccontextmanager
 async def serving(daemon: Daemon, *, hurried: asyncio.Event | None = None) -> AsyncIterator[None]:
-    """Opens the doors and runs the schedulers and agents; stops them in order when it is left.
+    """Opens the doors and runs the schedulers and agents; stops them in order at the end.
 
     `hurried` ends the grace time of the stop.
     """
@@ -343,13 +344,13 @@ def _watchdog(daemon: Daemon) -> Watchdog:
         lambda: workers.threads_abandoned,
     )
     loop = asyncio.get_running_loop()
-    stand_in = HealthResponder(
+    responder = HealthResponder(
         (daemon.base.listeners.http,),
         lambda made: loop.call_soon_threadsafe(server.adopt, made),
         connections_max=daemon.base.settings.http.connections_max,
     )
     agent_at = daemon.agents.stacks.agent_at
-    return Watchdog(stand_in=stand_in, agent_at=agent_at, log=daemon.base.telemetry.log, held=meter.loop_held)
+    return Watchdog(responder=responder, agent_at=agent_at, log=daemon.base.telemetry.log, on_hold=meter.loop_held)
 
 
 async def _start_grpc(daemon: Daemon) -> None:
@@ -386,8 +387,8 @@ async def _supervised(scheduler: Scheduler, log: Log) -> None:
             await asyncio.sleep(RESTART_S)
 
 
-def _settle_memory() -> None:
-    """Objects of the start-up stay: the garbage collector need not look at them again."""
+def _freeze_startup_objects() -> None:
+    """Frees the garbage collector from walking the objects of the start-up, which stay."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)

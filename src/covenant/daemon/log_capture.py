@@ -35,8 +35,8 @@ FILE_BEFORE: Final = "tasks.1.jsonl"
 KEPT_LINES_MAX: Final = 4 * TASK_LINES_MAX
 WAITING_MAX: Final = 10_000
 """Lines that wait for the disk; more are not written to it."""
-WORD_LENGTH_MAX: Final = 1_000
-_ASIDE: Final = frozenset({"task_id", "attempt", "said", "stream"})
+FIELD_LENGTH_MAX: Final = 1_000
+_STORED_APART: Final = frozenset({"task_id", "attempt", "said", "stream"})
 """Fields of a log record that a line stores elsewhere."""
 
 _STREAMS: Final[dict[object, LogStream]] = {"stdout": "stdout", "stderr": "stderr"}
@@ -175,7 +175,9 @@ class TurnLogHandler(logging.Handler):
                 level=record.levelname.lower(),
                 attempt=attempt if isinstance(attempt, int) else 0,
                 logger="" if own else record.name,
-                fields={name: str(value)[:WORD_LENGTH_MAX] for name, value in fields.items() if name not in _ASIDE},
+                fields={
+                    name: str(value)[:FIELD_LENGTH_MAX] for name, value in fields.items() if name not in _STORED_APART
+                },
                 traceback=_traceback(record),
             )
         except Exception:  # noqa: BLE001  (a message and its arguments may be anything; logging never raises)

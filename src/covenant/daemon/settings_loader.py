@@ -27,7 +27,7 @@ from covenant.model.errors import SettingsError
 from covenant.model.settings_field import Setting, setting_of
 
 FILE_NAME: Final = "settings.toml"
-AROUND_BYTES: Final = 64 * 1024
+FRAME_OVERHEAD_BYTES: Final = 64 * 1024
 """The bytes of a frame around tasks and results."""
 HOME_MEANING: Final = "The home is the folder that holds the ledger, the keys, the socket and `settings.toml`."
 FILE_WIDTH: Final = 110
@@ -54,14 +54,14 @@ _MASKED: Final = (
 
 
 class Loaded(NamedTuple):
-    """`unread`: variables that look like settings and are none.
+    """`unknown_variables`: variables that look like settings and are none.
 
     They cause a warning only, since the environment is shared.
     """
 
     settings: Settings
     sources: Mapping[str, Source]
-    unread: tuple[str, ...] = ()
+    unknown_variables: tuple[str, ...] = ()
 
 
 class SettingEntry(NamedTuple):
@@ -115,7 +115,7 @@ def load(flags: Mapping[str, str | None], variables: Mapping[str, str], *, home:
     values: dict[str, dict[str, Any]] = {section: {} for section in sections()}
     sources: dict[str, Source] = {"home": home_source}
     for entry in entries():
-        raw, source, where = _strongest(entry, flags, variables, written, path)
+        raw, source, where = _value_in_force(entry, flags, variables, written, path)
         sources[entry.name] = source
         if source != "default":
             try:
@@ -126,11 +126,11 @@ def load(flags: Mapping[str, str | None], variables: Mapping[str, str], *, home:
     if problems:
         raise SettingsError("\n".join(problems))
     settings = Settings(home=folder, **{name: kind(**values[name]) for name, kind in sections().items()})
-    _check_whole(settings)
-    return Loaded(settings, sources, tuple(_unread(variables)))
+    _check_consistent(settings)
+    return Loaded(settings, sources, tuple(_unknown_variables(variables)))
 
 
-def _strongest(
+def _value_in_force(
     entry: SettingEntry,
     flags: Mapping[str, str | None],
     variables: Mapping[str, str],
@@ -168,11 +168,11 @@ def _read_file(path: Path, problems: list[str]) -> dict[str, dict[str, object]]:
     known: dict[str, dict[str, object]] = {}
     for section, table in tables.items():
         if section not in sections() or not isinstance(table, dict):
-            problems.append(f"{path}: {section}: unknown setting{_nearest(section)}")
+            problems.append(f"{path}: {section}: unknown setting{_suggestion(section)}")
             continue
         names = {entry.key for entry in entries(section)}
         problems += [
-            f"{path}: {section}.{key}: unknown setting{_nearest(f'{section}.{key}')}"
+            f"{path}: {section}.{key}: unknown setting{_suggestion(f'{section}.{key}')}"
             for key in table
             if key not in names
         ]
@@ -180,13 +180,13 @@ def _read_file(path: Path, problems: list[str]) -> dict[str, dict[str, object]]:
     return known
 
 
-def _nearest(name: str) -> str:
+def _suggestion(name: str) -> str:
     names = [*sections(), *(entry.name for entry in entries())]
     found = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     return f"; did you mean {found[0]}?" if found else "; `covenant settings show` lists them all"
 
 
-def _check_whole(settings: Settings) -> None:
+def _check_consistent(settings: Settings) -> None:
     """Values that contradict each other."""
     limits, body_max, frame_max = settings.limits, settings.http.body_bytes_max, settings.ipc.frame_bytes_max
     if limits.task_bytes_max > body_max:
@@ -197,7 +197,7 @@ def _check_whole(settings: Settings) -> None:
     if settings.a2a.publish_anonymous == "loopback":
         _check_no_proxy(settings)
     # An answer with several entries repeats the first one; an answer with one entry need not.
-    answer_max = max(limits.task_bytes_max, limits.result_bytes_max, 2 * limits.batch_bytes_max) + AROUND_BYTES
+    answer_max = max(limits.task_bytes_max, limits.result_bytes_max, 2 * limits.batch_bytes_max) + FRAME_OVERHEAD_BYTES
     if answer_max > frame_max:
         raise SettingsError(
             f"an answer could have {answer_max} bytes, over ipc.frame_bytes_max ({frame_max}): raise that, or lower "
@@ -221,7 +221,7 @@ def _check_no_proxy(settings: Settings) -> None:
             )
 
 
-def _unread(variables: Mapping[str, str]) -> Iterator[str]:
+def _unknown_variables(variables: Mapping[str, str]) -> Iterator[str]:
     known = {variable for entry in entries() for variable in entry.variables}
     prefixes = tuple(_prefix(section) for section in sections())
     for name in sorted(variables):

@@ -3,8 +3,8 @@
 A log line is an event: a name and fields, as text or as JSON. Modules below the daemon use the standard library, with
 their fields in `extra`. One event has at most `LINES_MAX` lines a minute, so that nobody can fill a disk with it.
 
-OpenTelemetry is imported only if one of the variables `ASKING` is set, or if the process has a provider already, as
-under `opentelemetry-instrument`. The SDK and its exporters read their other variables themselves.
+OpenTelemetry is imported only if one of `TRACE_VARIABLES` is set, or if the process has a provider already, as under
+`opentelemetry-instrument`. The SDK and its exporters read their other variables themselves.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from covenant.model.extras import install_command
 from covenant.model.tracing import OFF, Span, SpanKind, Trace, Tracer, Value
 
 ROOT: Final = "covenant"
-_OWN: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "fields", "taskName"}
+_RECORD_FIELDS: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "fields", "taskName"}
 LINES_MAX: Final = 300
 """The most lines of one event in a window."""
 WINDOW_S: Final = 60.0
 EVENTS_MAX: Final = 1_000
-ASKING: Final = ("OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+TRACE_VARIABLES: Final = ("OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 EXPORTERS: Final = "opentelemetry_traces_exporter"
 SERVICE: Final = "covenant"
@@ -82,17 +82,17 @@ class Throttle(logging.Filter):
         return count < LINES_MAX
 
 
-class _Lines(logging.Formatter):
+class _TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         stamp = f"{seconds}.{int(record.msecs):03d}Z"
         words = [stamp, record.levelname.lower(), record.getMessage()]
-        words += [f"{name}={_word(value)}" for name, value in fields_of(record).items()]
+        words += [f"{name}={_quoted(value)}" for name, value in fields_of(record).items()]
         line = " ".join(words)
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
-class _Objects(logging.Formatter):
+class _JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         row: dict[str, Any] = {
             "ts_ms": int(record.created * 1000),
@@ -106,11 +106,11 @@ class _Objects(logging.Formatter):
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, object]:
-    extra = {name: value for name, value in record.__dict__.items() if name not in _OWN}
+    extra = {name: value for name, value in record.__dict__.items() if name not in _RECORD_FIELDS}
     return extra | getattr(record, "fields", {})
 
 
-def _word(value: object) -> str:
+def _quoted(value: object) -> str:
     # A line break in a value must not look like another event.
     text = str(value)
     plain = text.isprintable() and text and not any(character in text for character in ' "=')
@@ -121,16 +121,16 @@ def start_logging(kind: LogFormat, level: LogLevel, stream: TextIO | None = None
     """Sends log lines to stderr: of other libraries and of agents only warnings, whose other lines are in task logs."""
     lines = logging.StreamHandler(stream or sys.stderr)
     lowest = logging.getLevelNamesMapping()[level.upper()]
-    for condition in (_Shown(lowest), Throttle()):
+    for condition in (_StderrFilter(lowest), Throttle()):
         lines.addFilter(condition)
-    lines.setFormatter(_Objects() if kind == "json" else _Lines())
+    lines.setFormatter(_JsonFormatter() if kind == "json" else _TextFormatter())
     root = logging.getLogger()
     root.handlers[:] = [lines]
     root.setLevel(logging.INFO)
     logging.getLogger(ROOT).setLevel(min(lowest, logging.INFO))
 
 
-class _Shown(logging.Filter):
+class _StderrFilter(logging.Filter):
     """Decides which lines go to stderr. A line that an agent logs within a turn gets the id of its task."""
 
     def __init__(self, lowest: int) -> None:
@@ -186,17 +186,20 @@ def _provider(settings: TelemetrySettings, variables: Mapping[str, str], log: Lo
         known = trace.get_tracer_provider()
         if isinstance(known, TracerProvider):
             return known, False
-    if not any(variables.get(name) for name in ASKING) or variables.get(ASKING[0], "").lower() == "none":
+    if (
+        not any(variables.get(name) for name in TRACE_VARIABLES)
+        or variables.get(TRACE_VARIABLES[0], "").lower() == "none"
+    ):
         return None, False
     try:
-        return _made(variables), True
+        return _new_provider(variables), True
     except (ImportError, LookupError) as missing:
         # Many programs share an environment, so its variables may be meant for others.
         log.warning("telemetry.not_installed", why=str(missing), install=INSTALL)
         return None, False
 
 
-def _made(variables: Mapping[str, str]) -> Any:
+def _new_provider(variables: Mapping[str, str]) -> Any:
     from opentelemetry import trace  # noqa: PLC0415  (as above)
     from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
     from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
@@ -215,8 +218,8 @@ def _made(variables: Mapping[str, str]) -> Any:
 
 
 def _exporter_names(variables: Mapping[str, str]) -> Iterator[str]:
-    for given in (variables.get(ASKING[0]) or "otlp").split(","):
-        name = given.strip()
+    for word in (variables.get(TRACE_VARIABLES[0]) or "otlp").split(","):
+        name = word.strip()
         if name == "otlp":
             protocol = next((variables[each] for each in PROTOCOLS if variables.get(each)), "http/protobuf")
             name = "otlp_proto_grpc" if protocol == "grpc" else "otlp_proto_http"

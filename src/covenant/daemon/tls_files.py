@@ -16,14 +16,13 @@ from typing import Any, Final, NamedTuple
 
 from covenant.daemon.settings import HttpSettings
 from covenant.daemon.telemetry import Log
+from covenant.daemon.watched_file import FileStamp, file_stamp
 from covenant.model.errors import SettingsError
 from covenant.seal.certificates import validity_of_pem
 
 FILE_BYTES_MAX: Final = 1 << 20
-LOOK_S: Final = 1.0
+POLL_S: Final = 1.0
 DAY_MS: Final = 86_400_000
-
-Stamps = tuple[tuple[int, int, int] | None, ...]
 
 
 class TlsPair(NamedTuple):
@@ -49,7 +48,7 @@ class TlsFiles:
         """Raises SettingsError if the files cannot be used."""
         self._settings = settings
         self._now_ms = now_ms
-        self._stamps = self._stat()
+        self._stamps = self._file_stamps()
         self.pair, current = self._load()
         self.context = _CurrentContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.current = current
@@ -63,17 +62,17 @@ class TlsFiles:
         return (self.pair.until_ms - self._now_ms()) // DAY_MS
 
     def changed(self) -> bool:
-        """Whether a file has changed since the last look."""
-        before, self._stamps = self._stamps, self._stat()
+        """Whether a file has changed since the last call."""
+        before, self._stamps = self._stamps, self._file_stamps()
         return before != self._stamps
 
     def reload(self) -> None:
         """Reads the files again. If that raises SettingsError, the old ones stay in use."""
         self.pair, self.context.current = self._load()
 
-    def _stat(self) -> Stamps:
+    def _file_stamps(self) -> tuple[FileStamp | None, ...]:
         named = self._settings.tls_cert, self._settings.tls_key, self._settings.tls_client_ca
-        return tuple(_stamp(Path(name).expanduser()) if name else None for name in named)
+        return tuple(file_stamp(Path(name).expanduser()) if name else None for name in named)
 
     def _load(self) -> tuple[TlsPair, ssl.SSLContext]:
         settings = self._settings
@@ -131,14 +130,6 @@ def _read(named_by: str, name: str) -> bytes:
         raise SettingsError(f"{named_by}: {path} cannot be read: {error.strerror}") from error
 
 
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
-
-
 def key_is_exposed(name: str) -> bool:
     """Whether others than the owner of the key's file can read it."""
     try:
@@ -177,5 +168,5 @@ class TlsReloader:
 
     async def run(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
             await self.step()

@@ -25,14 +25,14 @@ from typing import Final, NamedTuple, Protocol
 from covenant.daemon.telemetry import Log
 
 _METHODS: Final = (b"GET ", b"HEAD ")
-_ASKS: Final = re.compile(rb"(?:GET|HEAD) /healthz?(?:\?[!-~]*)? HTTP/1\.[01]\r\n")
+_HEALTH_REQUEST: Final = re.compile(rb"(?:GET|HEAD) /healthz?(?:\?[!-~]*)? HTTP/1\.[01]\r\n")
 HEAD_END: Final = b"\r\n\r\n"
 HEAD_BYTES_MAX: Final = 4_096
 """A request with a longer head is left to the loop."""
 HEAD_S: Final = 1.0
 """How long a connection may take to send its request line, before it is handed to the loop."""
 ACCEPTED_AT_ONCE_MAX: Final = 64
-LOOK_S: Final = 0.05
+POLL_S: Final = 0.05
 UNHEALTHY_S: Final = 30.0
 """A loop that is held for longer is not called healthy any more."""
 HELD_S: Final = 0.25
@@ -73,7 +73,7 @@ class HealthResponder:
                     selector.register(listener, selectors.EVENT_READ)
             try:
                 while not over():
-                    for key, _ in selector.select(LOOK_S):
+                    for key, _ in selector.select(POLL_S):
                         if over():
                             return
                         assert isinstance(key.fileobj, socket.socket)
@@ -83,12 +83,12 @@ class HealthResponder:
                     if room <= 0 and selector.get_map():
                         for listener in self._listeners:
                             selector.unregister(listener)
-                    self._look(waiting, hold)
+                    self._sort_connections(waiting, hold)
             finally:
                 for connection in waiting:
                     self._hand_over(connection)
 
-    def _look(self, waiting: dict[socket.socket, float], hold: Hold) -> None:
+    def _sort_connections(self, waiting: dict[socket.socket, float], hold: Hold) -> None:
         for connection, until_s in list(waiting.items()):
             try:
                 head = connection.recv(HEAD_BYTES_MAX, socket.MSG_PEEK)
@@ -98,11 +98,11 @@ class HealthResponder:
                 del waiting[connection]
                 connection.close()
                 continue
-            asks = _ASKS.match(head) is not None
-            if asks and HEAD_END in head:
+            asks_for_health = _HEALTH_REQUEST.match(head) is not None
+            if asks_for_health and HEAD_END in head:
                 del waiting[connection]
                 _answer(connection, head, hold)
-            elif not (asks or _may_ask(head)) or time.monotonic() > until_s:
+            elif not (asks_for_health or _may_ask_for_health(head)) or time.monotonic() > until_s:
                 del waiting[connection]
                 self._hand_over(connection)
 
@@ -117,12 +117,12 @@ def _accept(listener: socket.socket, most: int) -> list[socket.socket]:
     except (BlockingIOError, ConnectionError):
         pass  # no more connections wait, or the one that did has left
     except OSError:
-        time.sleep(LOOK_S)  # no more files can be opened now
+        time.sleep(POLL_S)  # no more files can be opened now
     return accepted
 
 
-def _may_ask(head: bytes) -> bool:
-    """Whether a request line that has not arrived whole could still ask for health."""
+def _may_ask_for_health(head: bytes) -> bool:
+    """Whether an incomplete request line could still become a request for `/healthz`."""
     return b"\n" not in head and any(method.startswith(head) or head.startswith(method) for method in _METHODS)
 
 
@@ -160,37 +160,39 @@ class HoldResponder(Protocol):
 
 
 class _Beat:
+    """A callback that the watchdog schedules on the loop."""
+
     def __init__(self) -> None:
-        self.asked_s = time.monotonic()
-        self.given_s = self.asked_s
-        self.given = threading.Event()
+        self.scheduled_s = time.monotonic()
+        self.ran_s = self.scheduled_s
+        self.ran = threading.Event()
 
     @property
     def held_s(self) -> float:
-        return self.given_s - self.asked_s
+        return self.ran_s - self.scheduled_s
 
-    def give(self) -> None:
-        self.given_s = time.monotonic()
-        self.given.set()
+    def run(self) -> None:
+        self.ran_s = time.monotonic()
+        self.ran.set()
 
 
 class Watchdog:
-    """`agent_at`: the agent whose code runs at a frame, if any. `held`: gets the seconds of each hold."""
+    """`agent_at`: the agent whose code runs at a frame, if any. `on_hold` gets the seconds of each hold."""
 
     def __init__(
         self,
         *,
-        stand_in: HoldResponder,
+        responder: HoldResponder,
         agent_at: Callable[[FrameType], str | None],
         log: Log,
-        held: Callable[[float], None],
+        on_hold: Callable[[float], None],
         held_s: float = HELD_S,
         beat_s: float = BEAT_S,
     ) -> None:
-        self._stand_in = stand_in
+        self._responder = responder
         self._agent_at = agent_at
         self._log = log
-        self._held = held
+        self._on_hold = on_hold
         self._held_s = held_s
         self._beat_s = beat_s
         self._stopping = threading.Event()
@@ -209,7 +211,7 @@ class Watchdog:
             yield
         finally:
             self._stopping.set()
-            self._beat.give()  # the loop cannot, since its thread waits here
+            self._beat.run()  # the loop cannot run it, since its thread waits here
             thread.join()
 
     def _watch(self, loop: asyncio.AbstractEventLoop, thread_id: int) -> None:
@@ -217,36 +219,36 @@ class Watchdog:
         while not self._stopping.wait(self._beat_s):
             try:
                 self._note_pause(time.monotonic() - rested_s - self._beat_s)
-                self._look(loop, thread_id)
+                self._check_loop(loop, thread_id)
             except Exception:  # noqa: BLE001  (a fault in it must not leave the loop unwatched)
                 self._log.exception("watchdog.failed")
             rested_s = time.monotonic()
 
-    def _look(self, loop: asyncio.AbstractEventLoop, thread_id: int) -> None:
+    def _check_loop(self, loop: asyncio.AbstractEventLoop, thread_id: int) -> None:
         self._beat = beat = _Beat()
-        loop.call_soon_threadsafe(beat.give)
-        given = beat.given.wait(self._held_s)
+        loop.call_soon_threadsafe(beat.run)
+        in_time = beat.ran.wait(self._held_s)
         if self._stopping.is_set():
             return
-        if given:
+        if in_time:
             self._note_pause(beat.held_s)
         else:
-            self._attend(beat, sys._current_frames().get(thread_id))  # noqa: SLF001  (documented)
+            self._report_hold(beat, sys._current_frames().get(thread_id))  # noqa: SLF001  (documented)
 
     def _note_pause(self, paused_s: float) -> None:
         """Notes a time in which neither the loop nor this thread could run."""
         if paused_s > self._held_s:
-            self._held(paused_s)
+            self._on_hold(paused_s)
             self._report(None, paused_s, "", "the interpreter itself was held, or the process paused")
 
-    def _attend(self, beat: _Beat, frame: FrameType | None) -> None:
+    def _report_hold(self, beat: _Beat, frame: FrameType | None) -> None:
         agent = self._agent_at(frame) if frame is not None else None
-        logged = self._report(agent, time.monotonic() - beat.asked_s, stack_of(frame), "")
+        logged = self._report(agent, time.monotonic() - beat.scheduled_s, stack_of(frame), "")
         del frame  # a frame keeps everything in its function alive
-        self._stand_in.serve(Hold(beat.asked_s, agent), beat.given.is_set)
+        self._responder.serve(Hold(beat.scheduled_s, agent), beat.ran.is_set)
         if self._stopping.is_set():
             return
-        self._held(beat.held_s)
+        self._on_hold(beat.held_s)
         if logged:
             self._log.info("loop.freed", held_ms=int(beat.held_s * 1000), **({"agent": agent} if agent else {}))
 

@@ -17,8 +17,10 @@ from covenant.daemon.telemetry import Log
 from covenant.model.errors import Invalid, SettingsError
 from covenant.wire.json_input import parse
 
-LOOK_S: Final = 1.0
+POLL_S: Final = 1.0
 FILE_BYTES_MAX: Final = 1024 * 1024
+
+FileStamp = tuple[int, int, int]
 
 T = TypeVar("T")
 _any: Final = msgspec.json.Decoder()
@@ -54,7 +56,7 @@ class WatchedFile(Generic[T]):
         self._none = none
         self._log = log
         self._take: Callable[[T], None] | None = None
-        self._seen = _stamp(path)
+        self._seen = file_stamp(path)
         found = read_home_file(path, read)
         self.value: T = none if found is None else found
 
@@ -64,13 +66,13 @@ class WatchedFile(Generic[T]):
 
     async def run(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
             await self.step()
 
     async def step(self) -> None:
-        """Looks at the file once, and reads it if it has changed."""
-        # The stamp is taken first: a change between the two is read at the next look.
-        stamp = await asyncio.to_thread(_stamp, self.path)
+        """Reads the file if it has changed since the last step."""
+        # The stamp is taken before the file is read: a change in between is seen by the next step.
+        stamp = await asyncio.to_thread(file_stamp, self.path)
         if stamp == self._seen:
             return
         self._seen = stamp
@@ -90,7 +92,8 @@ class WatchedFile(Generic[T]):
             self._log.info("home.file_read", file=self.path.name)
 
 
-def _stamp(path: Path) -> tuple[int, int, int] | None:
+def file_stamp(path: Path) -> FileStamp | None:
+    """A value that changes with the file; None if there is no file."""
     try:
         found = path.stat()
     except OSError:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from covenant.daemon.agent_files import look, read_agent
+from covenant.daemon.agent_files import list_agent_files, read_agent
 from covenant.daemon.doctor.ledger_check import check_ledger
 from covenant.daemon.doctor.ledger_repair import BACKUP, CheckFinding, Checkup, wrong
 from covenant.daemon.environment import PASSPHRASE_VARIABLE, now_ms, program_environment
@@ -28,8 +28,8 @@ from covenant.daemon.home import (
     LockedHome,
     UnsafeHome,
     is_there,
-    left_files,
     read_token,
+    url_files,
 )
 from covenant.daemon.keystore import Keystore, find_passphrase
 from covenant.daemon.settings import Settings, ledger_limits
@@ -68,11 +68,11 @@ NOT_AT_ADDRESS: Final = frozenset({404, 410})
 
 
 def check(home: Path, variables: Mapping[str, str]) -> Checkup:
-    place = list(_guarded(home, lambda: _place(home)))
-    if not all(finding.well for finding in place):
-        return Checkup(tuple(place))
+    folder = list(_guarded(home, lambda: _home_folder(home)))
+    if not all(finding.well for finding in folder):
+        return Checkup(tuple(folder))
     settings, found = _settings(home, variables)
-    findings = [*place, *found]
+    findings = [*folder, *found]
     for part in (
         lambda: _permissions(home),
         lambda: _secrets(home, variables),
@@ -157,7 +157,7 @@ def _unusable(home: Path, error: OSError) -> CheckFinding:
     return wrong(f"{named} cannot be used: {error.strerror or error}", way_out)
 
 
-def _place(home: Path) -> Iterator[CheckFinding]:
+def _home_folder(home: Path) -> Iterator[CheckFinding]:
     try:
         found = home.stat()
     except FileNotFoundError:
@@ -218,7 +218,7 @@ def _secrets(home: Path, variables: Mapping[str, str]) -> Iterator[CheckFinding]
 
 
 def _finding_of(error: CovenantError) -> CheckFinding:
-    """Splits a message of ours: the text behind the semicolon says what to do."""
+    """Splits the message of one of our errors: the text behind the semicolon says what to do."""
     what, _, fix = str(error).partition("; ")
     return wrong(what, fix or BACKUP)
 
@@ -258,7 +258,7 @@ def _other_files(home: Path, variables: Mapping[str, str]) -> Iterator[CheckFind
 def _agent_files(home: Path) -> Iterator[CheckFinding]:
     """Checks the files alone: only a daemon knows whether their tenants exist."""
     good = 0
-    for found in look(home):
+    for found in list_agent_files(home):
         try:
             read_agent(found)
             good += 1
@@ -279,7 +279,7 @@ def _socket(home: Path) -> Iterator[CheckFinding]:
 
 
 def _address(home: Path) -> Iterator[CheckFinding]:
-    for path in left_files(home):
+    for path in url_files(home):
         if path.is_dir() and not path.is_symlink():
             what = f"{path} is a folder, in the way of the file with the daemon's URL"
             yield wrong(what, f"move it away: {path}")
@@ -289,7 +289,7 @@ def _room(home: Path) -> Iterator[CheckFinding]:
     free = free_bytes(home)
     if free is None:
         return
-    folder = home / "journal"
+    folder = home / JOURNAL_NAME
     segments = list_segments(folder) if folder.is_dir() else []
     needed = ROOM_BYTES_MIN + (segments[-1].path.stat().st_size if segments else 0)
     text = f"{free / MIB:,.1f} MiB are free on the disk of {home}"
@@ -364,33 +364,33 @@ def check_mcp_servers(home: Path, outbound: OutboundSettings, variables: Mapping
         if server.auth is not None and server.auth.secret(variables) is None:
             way_out = "set it where the daemon is started; without it the server is called without a token"
             yield CheckFinding(f"the MCP server {name} has no token here: {server.auth.token_env}", way_out=way_out)
-    elsewhere = {name: server for name, server in servers.items() if server.url}
-    if elsewhere:
-        yield from asyncio.run(_reach(elsewhere, outbound, variables))
+    remote = {name: server for name, server in servers.items() if server.url}
+    if remote:
+        yield from asyncio.run(_check_remote_servers(remote, outbound, variables))
 
 
-async def _reach(
+async def _check_remote_servers(
     servers: Mapping[str, McpServer], outbound: OutboundSettings, variables: Mapping[str, str]
 ) -> list[CheckFinding]:
-    places = asyncio.Semaphore(SERVERS_AT_ONCE)
+    slots = asyncio.Semaphore(SERVERS_AT_ONCE)
 
-    async def one(name: str, server: McpServer) -> CheckFinding:
-        async with places:
-            trouble = await _trouble(fetcher, server, variables)
-        if not trouble:
+    async def check_server(name: str, server: McpServer) -> CheckFinding:
+        async with slots:
+            fault = await _fault_of_server(fetcher, server, variables)
+        if not fault:
             return CheckFinding(f"the MCP server {name} answers")
-        return wrong(f"the MCP server {name} {trouble}", f"start it, or change its entry in {SERVERS_NAME}")
+        return wrong(f"the MCP server {name} {fault}", f"start it, or change its entry in {SERVERS_NAME}")
 
     async with open_outbound(outbound) as (_, fetcher):
-        return list(await asyncio.gather(*(one(name, server) for name, server in servers.items())))
+        return list(await asyncio.gather(*(check_server(name, server) for name, server in servers.items())))
 
 
-async def _trouble(fetcher: Fetcher, server: McpServer, variables: Mapping[str, str]) -> str:
+async def _fault_of_server(fetcher: Fetcher, server: McpServer, variables: Mapping[str, str]) -> str:
     """What is wrong with the server; empty if it answers."""
     try:
-        meant = fetcher.allowing(place_of(server.url))
+        allowed = fetcher.allowing(place_of(server.url))
         headers = {**server.sent_headers(variables), "accept": "application/json, text/event-stream"}
-        async with asyncio.timeout(SERVER_ANSWER_S), meant.stream("GET", server.url, headers=headers) as answer:
+        async with asyncio.timeout(SERVER_ANSWER_S), allowed.stream("GET", server.url, headers=headers) as answer:
             status = answer.status
     except TimeoutError:
         return f"does not answer within {SERVER_ANSWER_S:g} s"

@@ -76,9 +76,9 @@ class _Journal(NamedTuple):
 def check_ledger(home: Path, variables: Mapping[str, str], limits: Limits) -> Checkup:
     """The caller holds the home's lock."""
     folder, findings = home / JOURNAL_NAME, list[CheckFinding]()
-    odd = tuple(_odd_files(home, folder))
-    if odd:
-        return Checkup(odd)
+    special = tuple(_special_files(home, folder))
+    if special:
+        return Checkup(special)
     before = LedgerState(limits)
     try:
         newest = snapshot.newest(folder)
@@ -110,21 +110,21 @@ def check_ledger(home: Path, variables: Mapping[str, str], limits: Limits) -> Ch
     findings += _report_journal(journal)
     findings += _check_keys(home, variables, journal.after)
     findings += _check_files(home / BLOBS_NAME, journal.after, None if archive.lost else home / ARCHIVE_NAME)
-    odds: tuple[CheckFinding, ...] = ()
+    contradictions: tuple[CheckFinding, ...] = ()
     if archive.archived_seq:
         try:
-            odds = tuple(_odds(home / ARCHIVE_NAME, archive, journal, snapshot_seq))
+            contradictions = tuple(_contradictions(home / ARCHIVE_NAME, archive, journal, snapshot_seq))
         except sqlite3.Error as error:  # beyond the pages that were checked
             archive = _lost(home / ARCHIVE_NAME, str(error))
             findings += archive.findings
     if archive.lost:
         repair_plan = plan(home, archived_seq=0, limits=limits, archive_lost=archive.lost)
         return Checkup(tuple(findings), repair_plan)
-    return Checkup((*findings, *odds), rebuild=bool(odds or archive.rejects))
+    return Checkup((*findings, *contradictions), rebuild=bool(contradictions or archive.rejects))
 
 
-def _odd_files(home: Path, folder: Path) -> Iterator[CheckFinding]:
-    """Finds anything in the place of a ledger's file that is no plain file: opening a pipe would wait for ever."""
+def _special_files(home: Path, folder: Path) -> Iterator[CheckFinding]:
+    """Finds pipes, folders and dangling links in the place of the ledger's files: to open a pipe waits for ever."""
     archive = (home / f"{ARCHIVE_NAME}{suffix}" for suffix in ("", "-wal", "-shm"))
     for path in (*archive, *(folder.glob("*.jsonl") if folder.is_dir() else ())):
         if not path.is_file() and (path.exists() or path.is_symlink()):
@@ -310,7 +310,7 @@ def _check_pages(db: sqlite3.Connection) -> tuple[list[str], bool]:
 
 
 def _faults_of_layout(db: sqlite3.Connection, version: int) -> list[str]:
-    """The next start brings an earlier layout up to date, and says what it lacks."""
+    """What is missing in the archive's present layout. A start brings an earlier layout up to date."""
     if version == SCHEMA_VERSION:
         return [f"{part} is missing" for part in missing_parts(db)[:FAULTS_SHOWN]]
     if version == 0 and db.execute("SELECT 1 FROM sqlite_schema").fetchone() is not None:
@@ -329,8 +329,8 @@ def _report_rejects(rejects: tuple[RejectedRecord, ...], count: int) -> Iterator
     yield wrong(what, f"{REBUILD}. It tries them again, and keeps a copy of them")
 
 
-def _odds(path: Path, archive: _Archive, journal: _Journal, snapshot_seq: int) -> Iterator[CheckFinding]:
-    """Where the archive and the journal disagree: the next start would set records aside."""
+def _contradictions(path: Path, archive: _Archive, journal: _Journal, snapshot_seq: int) -> Iterator[CheckFinding]:
+    """Finds where the archive contradicts the journal: the next start would set records aside."""
     known = journal.after.entries
     with closing(_open(path)) as db:
         if db.execute("PRAGMA user_version").fetchone()[0] != SCHEMA_VERSION:
@@ -338,10 +338,10 @@ def _odds(path: Path, archive: _Archive, journal: _Journal, snapshot_seq: int) -
         live = [row[0] for row in db.execute("SELECT task_id FROM a2a_tasks WHERE settled_place IS NULL")]
         stray = [task_id for task_id in live if task_id not in known]
         twice = [task_id for task_id in journal.begun if _number_of(db, task_id) is not None]
-        # All that began before is there, unless the archive is behind the snapshot or has set some of it aside.
+        # The archive has every task that began before, unless it is behind the snapshot or has set records aside.
         covers = archive.archived_seq >= snapshot_seq and not archive.rejects
-        held = known.keys() - set(journal.begun) if covers else ()
-        absent = [task_id for task_id in held if not _holds(db, task_id)]
+        expected = known.keys() - set(journal.begun) if covers else ()
+        absent = [task_id for task_id in expected if not _is_archived(db, task_id)]
     for which, what in (
         (stray, "the archive has {n} live task(s) that the journal does not know"),
         (twice, "the archive already has {n} task(s) whose records it has not applied yet"),
@@ -357,7 +357,7 @@ def _number_of(db: sqlite3.Connection, task_id: TaskId) -> int | None:
     return None if found is None else int(found[0])
 
 
-def _holds(db: sqlite3.Connection, task_id: TaskId) -> bool:
+def _is_archived(db: sqlite3.Connection, task_id: TaskId) -> bool:
     number = _number_of(db, task_id)
     return db.execute("SELECT 1 FROM a2a_tasks WHERE task_no = ?", (number,)).fetchone() is not None
 

@@ -102,7 +102,7 @@ class _Line(NamedTuple):
     reason: str = ""
 
 
-class _Folded(NamedTuple):
+class _JournalContents(NamedTuple):
     snapshot_seq: int
     before: LedgerState
     after: LedgerState
@@ -114,9 +114,9 @@ class _Folded(NamedTuple):
 
 def plan(home: Path, *, archived_seq: int, limits: Limits, archive_lost: str = "") -> RepairPlan:
     """Finds what would be lost. Only reads."""
-    folded = _fold(home / JOURNAL_NAME, archived_seq, limits)
-    first_seq = min(folded.snapshot_seq, archived_seq) + 1
-    return RepairPlan(first_seq, folded.last_seq, tuple(folded.losses), limits, archive_lost)
+    contents = _read_journal(home / JOURNAL_NAME, archived_seq, limits)
+    first_seq = min(contents.snapshot_seq, archived_seq) + 1
+    return RepairPlan(first_seq, contents.last_seq, tuple(contents.losses), limits, archive_lost)
 
 
 def carry_out(home: Path, repair_plan: RepairPlan, now_ms: int) -> Path:
@@ -137,19 +137,24 @@ def carry_out(home: Path, repair_plan: RepairPlan, now_ms: int) -> Path:
         sync_dir(aside)
     with closing(open_writer(archive, lasting=True)) as db:
         archived_seq = archived_seq_of(db)
-        folded = _fold(folder, archived_seq, repair_plan.limits)
-        earlier, later = _kept(folder, folded, archived_seq), _kept(folder, folded, folded.snapshot_seq)
-        before_snapshot = (line for seq, line in earlier if seq <= folded.snapshot_seq)
-        after_snapshot = (line for _, line in later)
+        contents = _read_journal(folder, archived_seq, repair_plan.limits)
+        earlier = _remaining_lines(folder, contents, archived_seq)
+        before_snapshot = (line for seq, line in earlier if seq <= contents.snapshot_seq)
+        after_snapshot = (line for _, line in _remaining_lines(folder, contents, contents.snapshot_seq))
         reconcile(
             db,
             ExpectedArchive(
-                folded.snapshot_seq, folded.before, folded.after, before_snapshot, after_snapshot, folded.last_seq
+                contents.snapshot_seq,
+                contents.before,
+                contents.after,
+                before_snapshot,
+                after_snapshot,
+                contents.last_seq,
             ),
         )
         db.execute(CHECKPOINT).fetchone()
     (home / SEEN).unlink(missing_ok=True)
-    _begin_anew(folder, folded.last_seq, folded.after)
+    _replace_journal(folder, contents.last_seq, contents.after)
     sync_dir(home)
     return aside
 
@@ -162,11 +167,13 @@ def rebuild_archive(home: Path, limits: Limits, now_ms: int) -> Path | None:
     folder = home / JOURNAL_NAME
     with closing(open_writer(home / ARCHIVE_NAME, lasting=True)) as db:
         archived_seq = archived_seq_of(db)
-        folded = _fold(folder, archived_seq, limits)
+        contents = _read_journal(folder, archived_seq, limits)
         kept = _save_rejects(home, db, now_ms)
-        earlier = (line for seq, line in _kept(folder, folded, archived_seq) if seq <= folded.snapshot_seq)
-        seq = folded.snapshot_seq
-        reconcile(db, ExpectedArchive(seq, folded.before, folded.after, earlier, (), seq))
+        earlier = (
+            line for seq, line in _remaining_lines(folder, contents, archived_seq) if seq <= contents.snapshot_seq
+        )
+        seq = contents.snapshot_seq
+        reconcile(db, ExpectedArchive(seq, contents.before, contents.after, earlier, (), seq))
         db.execute(CHECKPOINT).fetchone()
         db.execute("DELETE FROM rejects WHERE seq <= ?", (archived_seq,))
     (home / SEEN).unlink(missing_ok=True)
@@ -187,8 +194,8 @@ def _save_rejects(home: Path, db: sqlite3.Connection, now_ms: int) -> Path | Non
     return path
 
 
-def _begin_anew(folder: Path, last_seq: int, state: LedgerState) -> None:
-    """A snapshot of everything and an empty segment behind it, as after a compaction."""
+def _replace_journal(folder: Path, last_seq: int, state: LedgerState) -> None:
+    """Writes a snapshot of everything and an empty segment behind it, as after a compaction."""
     state.evict(last_seq)
     snapshot.write(folder, last_seq, state)
     if not segment_path(folder, last_seq + 1).exists():
@@ -207,7 +214,7 @@ def _link(path: Path, target: Path) -> None:
         shutil.copy2(path, target)
 
 
-def _fold(folder: Path, archived_seq: int, limits: Limits) -> _Folded:
+def _read_journal(folder: Path, archived_seq: int, limits: Limits) -> _JournalContents:
     """Reads the journal once, event by event, and notes what cannot be kept."""
     # The archive is rebuilt from these states, so they keep every body, however large.
     limits = replace(limits, body_bytes_on_disk=sys.maxsize)
@@ -226,7 +233,7 @@ def _fold(folder: Path, archived_seq: int, limits: Limits) -> _Folded:
         if line.record is None:
             bad[line.seq] = Loss(line.seq, line.where, line.reason)
             continue
-        losses += _missing(folder, last_seq + 1, line.seq - 1, bad, snapshot_seq)
+        losses += _missing_records(folder, last_seq + 1, line.seq - 1, bad, snapshot_seq)
         last_seq = line.seq
         if line.seq > snapshot_seq:
             loss = _keep_events(after, line, line.record, changed)
@@ -234,11 +241,11 @@ def _fold(folder: Path, archived_seq: int, limits: Limits) -> _Folded:
     # A segment is made only after all records before it were synced, also if it is empty.
     begun = max((segment.first_seq - 1 for segment in _segments(folder)), default=0)
     known = max(last_seq, snapshot_seq, archived_seq, begun, *bad)
-    losses += _missing(folder, last_seq + 1, known, bad, snapshot_seq)
-    return _Folded(snapshot_seq, before, after, known, losses, changed)
+    losses += _missing_records(folder, last_seq + 1, known, bad, snapshot_seq)
+    return _JournalContents(snapshot_seq, before, after, known, losses, changed)
 
 
-def _missing(folder: Path, first: int, last: int, bad: dict[int, Loss], snapshot_seq: int) -> Iterator[Loss]:
+def _missing_records(folder: Path, first: int, last: int, bad: dict[int, Loss], snapshot_seq: int) -> Iterator[Loss]:
     """The losses from `first` to `last`. Records of which nothing is left form one range."""
     while first <= last:
         if first in bad:
@@ -267,14 +274,14 @@ def _lines(folder: Path, after_seq: int) -> Iterator[_Line]:
                 if not data.strip(b"\0"):
                     continue  # room that was reserved and never used
                 where = f"{segment.path.name}, line {number}"
-                for line in _parts(data, expected, where):
+                for line in _split_line(data, expected, where):
                     expected = line.seq + 1
                     if line.seq > seq:
                         seq = line.seq if line.record is not None else seq
                         yield line
 
 
-def _parts(data: bytes, expected: int, where: str) -> Iterator[_Line]:
+def _split_line(data: bytes, expected: int, where: str) -> Iterator[_Line]:
     """A good record; or a bad one, and a good one behind it if the newline between them is lost."""
     try:
         record = decode_line(data)
@@ -322,10 +329,10 @@ def _description(event: Any) -> str:
     return f"{name} {event.task_id}" if isinstance(event, TaskEvent) else name
 
 
-def _kept(folder: Path, folded: _Folded, after_seq: int) -> Iterator[tuple[int, bytes]]:
+def _remaining_lines(folder: Path, contents: _JournalContents, after_seq: int) -> Iterator[tuple[int, bytes]]:
     """The remaining lines after a record, with their numbers."""
     for line in _lines(folder, after_seq):
         if line.record is not None:
-            data = folded.changed.get(line.seq, line.data)
+            data = contents.changed.get(line.seq, line.data)
             if data is not None:
                 yield line.seq, data

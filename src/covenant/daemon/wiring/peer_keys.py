@@ -112,7 +112,7 @@ class SharedKeys:
         self._locker = SharedLocker(key)
         self._seen: dict[str, str] = {}
         """The rows of the ledger that are in use here."""
-        self._takes = {PREKEYS: self._take_prekeys, PURPOSES: self._take_purpose_keys}
+        self._adopters = {PREKEYS: self._adopt_prekeys, PURPOSES: self._adopt_purpose_keys}
         self.on_void: list[Callable[[], None]] = []
         """Each is called when a daemon has declared the former keys void."""
         self._saving: set[asyncio.Task[None]] = set()
@@ -131,38 +131,38 @@ class SharedKeys:
             hybrid=hybrid,
             save_purpose_keys=lambda kept: self._save(PURPOSES, encode_purpose_keys(kept)),
         )
-        self.ledger.on_registers(self._changed)
+        self.ledger.on_registers(self._adopt_replaced)
         await self.renew(now_ms)
         return self.keys
 
     async def refresh(self) -> None:
         """Use the keys that the ledger has."""
-        for name in self._takes:
+        for name in self._adopters:
             known = self._seen.get(name)
             body = await self.ledger.secret(name)
             if body is not None and self._seen.get(name) == known:  # otherwise newer keys came meanwhile
-                self._take(name, body)
+                self._adopt(name, body)
 
-    def _changed(self, change: RegisterChange) -> None:
+    def _adopt_replaced(self, change: RegisterChange) -> None:
         """A daemon has replaced keys, and waits until they are in use here."""
-        if change.register is not Register.SECRETS or change.name not in self._takes:
+        if change.register is not Register.SECRETS or change.name not in self._adopters:
             return
         body = self.ledger.replaced_secret(change.name)
         try:
             if body is not None:
-                self._take(change.name, body)
+                self._adopt(change.name, body)
         except UnsafeHome as unsafe:
             log.error("peers.keys_not_taken", extra={"reason": str(unsafe)})  # noqa: TRY400  the reason says it all
 
-    def _take(self, name: str, body: str) -> None:
+    def _adopt(self, name: str, body: str) -> None:
         if body != self._seen.get(name):
-            self._takes[name](self._locker.unlock(body))
+            self._adopters[name](self._locker.unlock(body))
             self._seen[name] = body
 
-    def _take_prekeys(self, data: bytes) -> None:
+    def _adopt_prekeys(self, data: bytes) -> None:
         self.keys.adopt(decode_prekeys(data))
 
-    def _take_purpose_keys(self, data: bytes) -> None:
+    def _adopt_purpose_keys(self, data: bytes) -> None:
         known_ms = self.keys.void_before_ms
         self.keys.adopt_purpose_keys(decode_purpose_keys(data))
         if self.keys.void_before_ms > known_ms:
@@ -235,11 +235,11 @@ class SharedKeys:
                 continue
             shared = msgspec.json.decode(self._locker.unlock(body), type=_Identity)
             if own is None or own.hex() == shared.key:
-                await self._keep(shared, own)
+                await self._save_in_home(shared, own)
                 return shared
-            here, there = _id(own), _id(bytes.fromhex(shared.key))
+            here, there = _instance_id(own), _instance_id(bytes.fromhex(shared.key))
             if here in {change.old_id for change in shared.past.changes}:
-                await self._keep(shared, own)
+                await self._save_in_home(shared, own)
                 return shared
             if there not in {change.old_id for change in past.changes}:
                 raise UnsafeHome(OTHER_IDENTITY)
@@ -247,7 +247,7 @@ class SharedKeys:
                 log.warning("peers.identity_changed", extra={"before": there, "id": here})
         raise UnsafeHome("other daemons on this ledger change the instance's identity all the time")
 
-    async def _keep(self, shared: _Identity, own: bytes | None) -> None:
+    async def _save_in_home(self, shared: _Identity, own: bytes | None) -> None:
         """Saves the identity in the home, too, for commands that work without a daemon."""
         if own is None or own.hex() != shared.key:
             await asyncio.to_thread(self._keystore.save_identity, shared.past, bytes.fromhex(shared.key))
@@ -256,5 +256,5 @@ class SharedKeys:
         return self._locker.lock(msgspec.json.encode(identity).decode())
 
 
-def _id(key: bytes) -> str:
+def _instance_id(key: bytes) -> str:
     return instance_id(public_key(key))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
-import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from functools import partial
@@ -56,8 +55,8 @@ from covenant.seal.keys import (
 )
 
 IDENTITY: Final = "identity"
-LEFT_INTERVAL_MS: Final = 2_000
-"""How often it is looked whether the operator's token was rotated here."""
+TOKEN_INTERVAL_MS: Final = 2_000
+"""The pause between two checks whether the operator's token was rotated here."""
 COPY_KEY: Final = (
     "daemons that share a ledger are one instance: copy identity/local.key and operator.token from the home of the "
     f"daemon that made it into this one, or start all of them with one {PASSPHRASE_VARIABLE}"
@@ -69,7 +68,7 @@ class InstanceSecrets(NamedTuple):
     token: str
 
 
-class _Shared(msgspec.Struct, frozen=True):
+class _StoredSecrets(msgspec.Struct, frozen=True):
     key: str
     """In hex."""
     token: str
@@ -150,7 +149,7 @@ async def _open_bucket(settings: Settings, stack: AsyncExitStack) -> S3Objects:
             session_token=variables.get("AWS_SESSION_TOKEN", ""),
         ),
         region=blobs.region,
-        clock_s=time.time,
+        clock_s=lambda: now_ms() / 1000,
         chance=random.random,
     )
     try:
@@ -167,8 +166,8 @@ async def check_instance(
 ) -> None:
     """Refuses the ledger of another instance before this daemon joins it, as that fences the daemon of the same name.
 
-    Refuses an empty database, too, if the home's ledger is or was elsewhere, unless this `begins_ledger`. `key` is what
-    the home has. Raises UnsafeHome, LockedHome, HomeUnusable and DatabaseUnusable. Does nothing without a database.
+    Refuses an empty database, too, if the home's ledger is or was elsewhere, unless this `begins_ledger`. `key` is the
+    home's key. Raises UnsafeHome, LockedHome, HomeUnusable and DatabaseUnusable. Does nothing without a database.
     """
     if not settings.ledger.url:
         return
@@ -182,8 +181,8 @@ async def check_instance(
     path = settings.home / TOKEN_NAME
     token = await asyncio.to_thread(read_token, path) if path.exists() else None
     if key is None or token is None or token_hash(token) not in live:
-        left = await _opened(keystore, secrets.get(IDENTITY))
-        if left is None or token_hash(left.token) not in live or key not in (None, left.key):
+        shared = await _unseal_secrets(keystore, secrets.get(IDENTITY))
+        if shared is None or token_hash(shared.token) not in live or key not in (None, shared.key):
             raise await asyncio.to_thread(_other_instance, settings)
     elif live[token_hash(token)].agent.pubkey != operator_agent(OPERATOR_DISPLAY, key).pubkey:
         raise await asyncio.to_thread(_other_instance, settings)
@@ -216,58 +215,58 @@ async def agree_on_secrets(
 ) -> InstanceSecrets:
     """The key and the token that all daemons on the ledger have; both are in the home from then on.
 
-    `key` is what the home has. Raises UnsafeHome and LockedHome.
+    `key` is the home's key. Raises UnsafeHome and LockedHome.
     """
-    left = await _left(ledger, keystore)
+    shared = await _read_shared_secrets(ledger, keystore)
     if key is not None:
         token = await asyncio.to_thread(read_or_make_token, settings.home, new_token)
-        if left is None:
+        if shared is None:
             if not await _other_tokens(ledger, token):
-                await _leave(ledger, keystore, InstanceSecrets(key, token))
-        elif left.key == key and await _other_tokens(ledger, token) and not await _other_tokens(ledger, left.token):
-            save_token(settings.home, token := left.token)
+                await _share_secrets(ledger, keystore, InstanceSecrets(key, token))
+        elif shared.key == key and await _other_tokens(ledger, token) and not await _other_tokens(ledger, shared.token):
+            save_token(settings.home, token := shared.token)
         if await _other_tokens(ledger, token):
             raise UnsafeHome(COPY_KEY)
         return InstanceSecrets(key, token)
-    if left is None:
+    if shared is None:
         if await ledger.identities():
             raise UnsafeHome(COPY_KEY)
         made = InstanceSecrets(new_private_key(), new_token())
-        left = await _leave(ledger, keystore, made) or made
-    await asyncio.to_thread(keystore.make_key, lambda: left.key)
-    save_token(settings.home, left.token)
-    return left
+        shared = await _share_secrets(ledger, keystore, made) or made
+    await asyncio.to_thread(keystore.make_key, lambda: shared.key)
+    save_token(settings.home, shared.token)
+    return shared
 
 
-async def _left(ledger: SharedLedger, keystore: Keystore) -> InstanceSecrets | None:
-    """The secrets that another daemon left in the database; None without a passphrase."""
-    return await _opened(keystore, await ledger.secret(IDENTITY))
+async def _read_shared_secrets(ledger: SharedLedger, keystore: Keystore) -> InstanceSecrets | None:
+    """The secrets in the database; None if there are none, or without a passphrase."""
+    return await _unseal_secrets(keystore, await ledger.secret(IDENTITY))
 
 
-async def _opened(keystore: Keystore, body: str | None) -> InstanceSecrets | None:
+async def _unseal_secrets(keystore: Keystore, body: str | None) -> InstanceSecrets | None:
     if body is None or not keystore.has_passphrase:
         return None
     opened = await asyncio.to_thread(keystore.unseal, body, "the key in the database")
-    shared = msgspec.json.decode(opened, type=_Shared)
+    shared = msgspec.json.decode(opened, type=_StoredSecrets)
     return InstanceSecrets(bytes.fromhex(shared.key), shared.token)
 
 
-async def _leave(ledger: SharedLedger, keystore: Keystore, made: InstanceSecrets) -> InstanceSecrets | None:
-    """Leaves the secrets for other daemons, unless another was first: then its secrets count.
+async def _share_secrets(ledger: SharedLedger, keystore: Keystore, made: InstanceSecrets) -> InstanceSecrets | None:
+    """Stores the secrets for the other daemons, unless another daemon was first. Returns those that are stored.
 
     None without a passphrase.
     """
     if not keystore.has_passphrase:
         return None
-    await ledger.keep_secret(IDENTITY, await asyncio.to_thread(keystore.seal, _encoded(made)))
-    return await _left(ledger, keystore)
+    await ledger.keep_secret(IDENTITY, await asyncio.to_thread(keystore.seal, _encode_secrets(made)))
+    return await _read_shared_secrets(ledger, keystore)
 
 
-class LeftToken:
-    """Leaves the operator's token in the database anew after it was rotated here. Does nothing without a passphrase."""
+class SharedTokenUpdater:
+    """Puts the operator's token into the database again after it was rotated here. Needs a passphrase."""
 
     def __init__(
-        self, home: Path, ledger: SharedLedger, keystore: Keystore, *, log: Log, interval_ms: int = LEFT_INTERVAL_MS
+        self, home: Path, ledger: SharedLedger, keystore: Keystore, *, log: Log, interval_ms: int = TOKEN_INTERVAL_MS
     ) -> None:
         self._path = home / TOKEN_NAME
         self._log = log
@@ -275,31 +274,31 @@ class LeftToken:
         self._ledger = ledger
         self._keystore = keystore
         self._token = ""
-        """What the database has, as far as is known here."""
+        """The token in the database, as far as this daemon knows."""
 
     async def run(self) -> None:
         while True:
             await asyncio.sleep(self._interval_ms / 1000)
             try:
                 await self.step()
-            except (CovenantError, OSError) as error:  # the next look may succeed
-                self._log.warning("operator.token_not_left", reason=str(error))
+            except (CovenantError, OSError) as error:  # the next step may succeed
+                self._log.warning("operator.token_not_shared", reason=str(error))
 
     async def step(self) -> None:
         token = await asyncio.to_thread(read_token, self._path)
         if not self._keystore.has_passphrase or token == self._token or await _other_tokens(self._ledger, token):
             return
         body = await self._ledger.secret(IDENTITY)
-        left = await _opened(self._keystore, body)
-        if body is not None and left is not None and left.token != token:
-            sealed = await asyncio.to_thread(self._keystore.seal, _encoded(left._replace(token=token)))
+        shared = await _unseal_secrets(self._keystore, body)
+        if body is not None and shared is not None and shared.token != token:
+            sealed = await asyncio.to_thread(self._keystore.seal, _encode_secrets(shared._replace(token=token)))
             await self._ledger.replace_secret(IDENTITY, body, sealed)
-            return  # the next look finds out whether another daemon was first
+            return  # the next step finds out whether another daemon was first
         self._token = token
 
 
-def _encoded(secrets: InstanceSecrets) -> str:
-    return msgspec.json.encode(_Shared(secrets.key.hex(), secrets.token)).decode()
+def _encode_secrets(secrets: InstanceSecrets) -> str:
+    return msgspec.json.encode(_StoredSecrets(secrets.key.hex(), secrets.token)).decode()
 
 
 async def _other_tokens(ledger: Ledger, token: str) -> bool:

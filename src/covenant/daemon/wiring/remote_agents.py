@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 import covenant
 from covenant.agents.remote_agent import RemoteAgent, RemoteCancels
-from covenant.daemon.connect import or_none
+from covenant.daemon.connect import card_or_none
 from covenant.daemon.environment import environment
 from covenant.daemon.telemetry import Log
 from covenant.ledger.contract.ledger import Ledger
@@ -47,9 +47,9 @@ class RemoteAgents:
         self._left_ms = ledger.clock.left_ms
         self._depth_max = depth_max
         self._log = log
-        # Only `NoCard` is cached. That nobody answered is not, since the next caller wants to know the present state.
+        # Of the errors only `NoCard` is cached: an agent that did not answer may answer the next caller.
         self._cards = CardCache(cards_max=CARDS_MAX, keeps=lambda error: isinstance(error, NoCard))
-        self._meant: dict[str, Fetcher] = {}
+        self._entry_fetchers: dict[str, Fetcher] = {}
 
     def registered(self, tenant: str, name: str) -> str | None:
         """The URL of an agent that the tenant may call by its name. Raises Invalid if its entry cannot be used."""
@@ -72,7 +72,7 @@ class RemoteAgents:
             return await find_card(fetcher, entry.url, credentials)
 
         # A card that was fetched with a token is not shown to callers without that token.
-        card = await or_none(self._cards.get(f"{name or ''} {entry.url}", fetch), entry.url)
+        card = await card_or_none(self._cards.get(f"{name or ''} {entry.url}", fetch), entry.url)
         # The task's timeout limits the call, unless the entry has one of its own.
         options = RemoteOptions(timeout_s=entry.timeout or CALL_S_MAX, chance=random.random, left_ms=self._left_ms)
         interfaces = choose_interfaces(card, entry.url, credentials.covers)
@@ -91,7 +91,7 @@ class RemoteAgents:
 
     async def close(self) -> None:
         await self.cancels.stop()
-        for fetcher in self._meant.values():
+        for fetcher in self._entry_fetchers.values():
             await fetcher.close()
 
     def _fetcher_for(self, name: str | None, entry: RemoteEntry) -> Fetcher:
@@ -99,12 +99,12 @@ class RemoteAgents:
         if name is None:
             return self._fetcher
         place = entry.place
-        if place not in self._meant:
-            if len(self._meant) >= FETCHERS_MAX:
+        if place not in self._entry_fetchers:
+            if len(self._entry_fetchers) >= FETCHERS_MAX:
                 # Calls under way keep their client. Clients hold nothing open between calls.
-                self._meant.clear()
-            self._meant[place] = self._fetcher.allowing(place)
-        return self._meant[place]
+                self._entry_fetchers.clear()
+            self._entry_fetchers[place] = self._fetcher.allowing(place)
+        return self._entry_fetchers[place]
 
     def _log_problems(self, registry: RemoteRegistry) -> None:
         """Logs once which entries of the file cannot be used, and how to correct them."""
@@ -133,9 +133,9 @@ class Outbound(NamedTuple):
 @asynccontextmanager
 async def open_outbound(settings: OutboundSettings, observer: CallObserver | None = None) -> AsyncIterator[Outbound]:
     """No connection is opened before the first call."""
-    patience_s = settings.connect_ms / 1000
-    resolver = _resolver(settings, patience_s)
-    guard = AddressGuard(settings.allow, resolver=resolver, resolve_s=patience_s)
+    timeout_s = settings.connect_ms / 1000
+    resolver = _resolver(settings, timeout_s)
+    guard = AddressGuard(settings.allow, resolver=resolver, resolve_s=timeout_s)
     fetcher = Fetcher(guard, settings, user_agent=f"covenant/{covenant.__version__}", observer=observer)
     try:
         yield Outbound(guard, fetcher)
@@ -144,10 +144,10 @@ async def open_outbound(settings: OutboundSettings, observer: CallObserver | Non
         resolver.close()
 
 
-def _resolver(settings: OutboundSettings, patience_s: float) -> SystemResolver | NameServerResolver:
+def _resolver(settings: OutboundSettings, timeout_s: float) -> SystemResolver | NameServerResolver:
     if not settings.name_servers:
         return SystemResolver()
     if find_spec("dns") is None:
         raise not_installed("outbound.name_servers", "peers", "dnspython")
     servers = [read_address(text, DNS_PORT) for text in settings.name_servers]
-    return NameServerResolver(servers, patience_s=patience_s)
+    return NameServerResolver(servers, patience_s=timeout_s)

@@ -26,7 +26,7 @@ from covenant.daemon.telemetry import Log
 from covenant.daemon.wiring.peer_keys import SharedKeys
 from covenant.daemon.wiring.postgres_storage import (
     InstanceSecrets,
-    LeftToken,
+    SharedTokenUpdater,
     agree_on_secrets,
     check_instance,
     open_shared_blobs,
@@ -114,7 +114,7 @@ async def open_storage(
     await check_instance(settings, keystore, key, begins_ledger=begins_ledger)
     shipped = _shipped_segments(settings)
     async with (
-        _opened_ledger(settings, log, clocks, archive_apart=archive_apart, shipped=shipped) as ledger,
+        _open_ledger(settings, log, clocks, archive_apart=archive_apart, shipped=shipped) as ledger,
         AsyncExitStack() as stack,
     ):
         key, operator = await _admit(settings, ledger, keystore, key, log)
@@ -159,7 +159,7 @@ async def open_storage(
             schedulers=(
                 *_schedulers(ledger, agent, settings, log),
                 *((shipper,) if shipper is not None else ()),
-                *(() if isinstance(ledger, EmbeddedLedger) else (LeftToken(home, ledger, keystore, log=log),)),
+                *(() if isinstance(ledger, EmbeddedLedger) else (SharedTokenUpdater(home, ledger, keystore, log=log),)),
             ),
         )
 
@@ -167,7 +167,7 @@ async def open_storage(
 async def _admit(
     settings: Settings, ledger: EmbeddedLedger | SharedLedger, keystore: Keystore, key: bytes | None, log: Log
 ) -> tuple[bytes, Principal]:
-    """The instance's key, and its operator. `key` is what the home has."""
+    """The instance's key, and its operator. `key` is the home's key, if it has one."""
     if isinstance(ledger, EmbeddedLedger):
         key, token = await _own_secrets(ledger, keystore, settings.home, key)
     else:
@@ -229,7 +229,7 @@ def _make_shipper(settings: Settings, ledger: EmbeddedLedger, shipped: ShippedSe
 
 
 @asynccontextmanager
-async def _opened_ledger(
+async def _open_ledger(
     settings: Settings, log: Log, clocks: Clocks, *, archive_apart: bool, shipped: ShippedSegments | None
 ) -> AsyncIterator[EmbeddedLedger | SharedLedger]:
     async with AsyncExitStack() as stack:
