@@ -4,8 +4,8 @@
         await client.send(Task(...))
         result = await client.result(task_id, wait_ms=30_000)
 
-A call that failed in transit can be repeated: tasks by their id, receives and drains by a request id, results by their
-lease, updates by their number. A refusal is raised with its machine code.
+A call that failed in transit can be repeated: the daemon recognises tasks by their id, receives and drains by a request
+id, results by their lease, and updates by their number. A refusal is raised with its machine code.
 
 A receive or drain that is cancelled, or fails in transit, is withdrawn: tasks and results that the daemon gave it go
 back. One with your own `request_id` is not withdrawn: repeat it under the same id, or call `withdraw`.
@@ -47,11 +47,11 @@ CALL_S: Final = 30.0
 UPLOAD_S: Final = 3_600.0
 WITHDRAW_S: Final = 5.0
 """The time limit for a cancelled call to give back its tasks or results."""
-BETWEEN_TRIES: Final = Backoff(0.2, 5.0)
+RETRY_PAUSES: Final = Backoff(0.2, 5.0)
 RETRY_S_MAX: Final = 24 * 3_600.0
 """How long a call that fails in transit is repeated."""
-FINAL: Final = frozenset({"files_full"})
-"""Refusals for a limit that waiting does not change: somebody must remove files."""
+LASTING_LIMITS: Final = frozenset({"files_full"})
+"""Refusals that waiting does not change: somebody must remove files."""
 
 _BY_STATUS: Final = {kind.status: kind for kind in REFUSALS}
 
@@ -112,7 +112,7 @@ class Posted(msgspec.Struct, frozen=True):
 
 @checks_methods
 class Client:
-    """The mailbox's verbs for the holder of the token."""
+    """The mailbox as the holder of the token sees it."""
 
     @checks_arguments
     def __init__(self, url: str, token: str) -> None:
@@ -205,8 +205,8 @@ class Client:
     async def find(self, **filters: Unpack[FindFilters]) -> FoundPage:
         """A page of live and finished tasks that you sent or that are addressed to you; the operator sees all tasks."""
         request = msgspec.structs.asdict(find_request(filters))
-        given = {name: value for name, value in request.items() if value is not None}
-        query = {name: str(value).lower() if isinstance(value, bool) else value for name, value in given.items()}
+        filled = {name: value for name, value in request.items() if value is not None}
+        query = {name: str(value).lower() if isinstance(value, bool) else value for name, value in filled.items()}
         return self._read(await self._opened().get("/a2a/tasks", params=query, timeout=CALL_S), FoundPage)
 
     async def show(self, task_id: TaskId) -> TaskDetail:
@@ -229,7 +229,7 @@ class Client:
         return found[0] if found else None
 
     async def _receive(self, path: str, query: Mapping[str, Any], answer: type[A], request_id: str | None) -> A:
-        """Receives under a request id, by which the daemon knows what it gave to a call whose answer was lost."""
+        """Receives under a request id, by which the daemon knows what a call whose answer was lost has got."""
         import httpx2  # noqa: PLC0415  (as above)
 
         params = {**query, "request_id": request_id or str(uuid.uuid4())}
@@ -277,12 +277,12 @@ def refusal_of(status: int, body: bytes) -> Refusal:
 
 async def finish_despite_cancel(work: Coroutine[Any, Any, None]) -> None:
     """Runs bounded work to its end despite cancellation. Leases depend on this work."""
-    doing = asyncio.create_task(work)
-    while not doing.done():
+    task = asyncio.create_task(work)
+    while not task.done():
         with suppress(asyncio.CancelledError):
-            await asyncio.wait((doing,))
-    if not doing.cancelled():
-        doing.result()
+            await asyncio.wait((task,))
+    if not task.cancelled():
+        task.result()
 
 
 async def retry(call: Callable[[], Awaitable[A]]) -> A:
@@ -295,8 +295,8 @@ async def retry(call: Callable[[], Awaitable[A]]) -> A:
         try:
             return await call()
         except (httpx2.TransportError, OverLimit, Unavailable) as failure:
-            if loop.time() > give_up_s or (isinstance(failure, Refusal) and failure.code in FINAL):
+            if loop.time() > give_up_s or (isinstance(failure, Refusal) and failure.code in LASTING_LIMITS):
                 raise
             failures += 1
             wait_ms = failure.retry_after_ms if isinstance(failure, Refusal) else None
-            await asyncio.sleep(wait_ms / 1000 if wait_ms is not None else BETWEEN_TRIES.pause(failures))
+            await asyncio.sleep(wait_ms / 1000 if wait_ms is not None else RETRY_PAUSES.pause(failures))

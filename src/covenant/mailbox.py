@@ -171,9 +171,9 @@ class Mailbox:
         check_reason(reason, "cancel")
         return await self._ledger.commit(Cancel(task_id=await self._id(task_id), by=_PROCESS, reason=reason))
 
-    async def _id(self, given: TaskId) -> TaskId:
-        """The whole id of a task, of which the beginning may be given."""
-        return given if len(given) >= UUID_LENGTH else await find_task_id(self._ledger, given)
+    async def _id(self, id_or_prefix: TaskId) -> TaskId:
+        """The whole id of a task, of which the beginning may be passed."""
+        return id_or_prefix if len(id_or_prefix) >= UUID_LENGTH else await find_task_id(self._ledger, id_or_prefix)
 
     async def _held(self, task_id: TaskId, lease_id: LeaseId) -> tuple[TaskId, LeaseId, AgentId]:
         """The whole ids, and the holder of the lease: this process acts for every holder."""
@@ -190,7 +190,7 @@ class Mailbox:
     ) -> RepairOutcome:
         """Requeue a task whose holder does not come back, or end it with an error.
 
-        The fields of the request may also be given one by one.
+        The fields of the request may also be passed one by one.
         """
         if not isinstance(request, RepairRequest):
             if command is None or reason is None:

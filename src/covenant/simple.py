@@ -133,7 +133,7 @@ class A2ATaskDeps:
         keystore = Keystore(folder, find_passphrase(environment()))
         key = await asyncio.to_thread(lambda: keystore.read_key() or keystore.make_key(new_private_key))
         ledger = await open_ledger(folder, clock=clock, monotonic_ms=_monotonic_beside(clock))
-        async with _working(ledger, key, agents, limits) as deps:
+        async with _open_exchange(ledger, key, agents, limits) as deps:
             await asyncio.to_thread(keystore.lock_key)
             yield deps
 
@@ -144,7 +144,7 @@ class A2ATaskDeps:
     ) -> AsyncIterator[A2ATaskDeps]:
         """An exchange that ends with the process: for tests and experiments."""
         ledger = await memory_ledger(clock=clock, monotonic_ms=_monotonic_beside(clock))
-        async with _working(ledger, new_private_key(), agents, limits) as deps:
+        async with _open_exchange(ledger, new_private_key(), agents, limits) as deps:
             yield deps
 
 
@@ -154,7 +154,7 @@ def _monotonic_beside(clock: Callable[[], int]) -> Callable[[], int]:
 
 
 @asynccontextmanager
-async def _working(
+async def _open_exchange(
     ledger: EmbeddedLedger, key: bytes, agents: tuple[Agent | AgentDefinition, ...], limits: SimpleLimits
 ) -> AsyncIterator[A2ATaskDeps]:
     async with AsyncExitStack() as stack:

@@ -41,8 +41,10 @@ from covenant.wire.validation import checked
 
 WAIT_MS: Final = 20_000
 RENEW_S: Final = 30.0
-OVER: Final = frozenset({"canceled", "already_settled", "stale_lease", "unknown_task", "not_lessee", "not_leased"})
-"""Refusals after which a holder must stop."""
+LEASE_OVER: Final = frozenset(
+    {"canceled", "already_settled", "stale_lease", "unknown_task", "not_lessee", "not_leased"}
+)
+"""Refusals after which the holder of a lease must stop."""
 
 log = logging.getLogger(__name__)
 
@@ -55,8 +57,8 @@ class WorkerJob:
         self._client = client
         self._update_no = 0
         self._chunks = 0
-        self._telling = asyncio.Lock()
-        self._parts = 0
+        self._update_lock = asyncio.Lock()
+        self._artifacts = 0
         self._calls = 0
         self._usage: dict[str, float] = {}
         self._unacknowledged: Update | None = None
@@ -79,7 +81,7 @@ class WorkerJob:
 
     async def update(self, update: Update) -> None:
         """Sends an update to watchers, one at a time: updates are numbered, and the daemon takes them in order."""
-        async with self._telling:
+        async with self._update_lock:
             if self._unacknowledged is not None:
                 await self._send_update(self._unacknowledged)  # it may have arrived under its number, so it goes first
             self._update_no += 1
@@ -106,19 +108,19 @@ class WorkerJob:
 
     async def data(self, value: Any, name: str = "data") -> None:
         """Adds an artifact with a JSON value."""
-        await self._put(Json(value), name)
+        await self._add_artifact(Json(value), name)
 
     async def file(self, name: str, source: FileSource, *, media_type: str | None = None) -> None:
         """Adds an artifact with a file, from its bytes, its path or its pieces. The file is uploaded first."""
         upload = partial(self._client.upload_file, name, source, media_type=media_type)
         # Pieces can be read only once, so their upload is not repeated.
         repeatable = isinstance(source, bytes | bytearray | memoryview | str | PathLike)
-        await self._put(await (retry(upload) if repeatable else upload()), name)
+        await self._add_artifact(await (retry(upload) if repeatable else upload()), name)
 
-    async def _put(self, part: Content, name: str) -> None:
+    async def _add_artifact(self, part: Content, name: str) -> None:
         """Adds an artifact, numbered within the turn: another attempt that adds the same artifacts replaces them."""
-        self._parts += 1
-        artifact_id = f"{self._text_id}-{self._parts}"
+        self._artifacts += 1
+        artifact_id = f"{self._text_id}-{self._artifacts}"
         await self.update(ArtifactUpdate(artifact_id, (part,), name, last_chunk=True))
 
     async def call(self, agent: str, text: str, *parts: Content) -> Result:
@@ -232,8 +234,8 @@ class Worker:
                             free.release()
                         else:
                             waiting[job] = request_id
-                            doing = jobs.create_task(self._do(job, waiting))
-                            doing.add_done_callback(lambda _: free.release())
+                            running = jobs.create_task(self._run_job(job, waiting))
+                            running.add_done_callback(lambda _: free.release())
             finally:
                 # A cancelled worker may have taken tasks that it has not begun.
                 for request_id in waiting.values():
@@ -255,9 +257,9 @@ class Worker:
             return None
         return next((WorkerJob(client, taken) for taken in taking.result()), None)
 
-    async def _do(self, job: WorkerJob, waiting: dict[WorkerJob, str]) -> None:
-        work = asyncio.ensure_future(self._begin(job, waiting))
-        renewing = asyncio.ensure_future(self._keep(job, work))
+    async def _run_job(self, job: WorkerJob, waiting: dict[WorkerJob, str]) -> None:
+        work = asyncio.ensure_future(self._call_handler(job, waiting))
+        renewing = asyncio.ensure_future(self._renew_until_lost(job, work))
         try:
             result = _result_of(job.task.id, await work)
         except asyncio.CancelledError:
@@ -266,13 +268,13 @@ class Worker:
                 raise
             if _is_lost(renewing):
                 return  # the lease is lost, and the work is cancelled with it
-            # Nobody asked it to stop: the handler awaited something of its own that was cancelled.
+            # Neither a stop nor a lost lease: the handler awaited something of its own that was cancelled.
             log.exception("worker.failed", extra={"task_id": job.task.id})
             result = error_result(job.task.id, "the worker failed")
         except Refusal as refusal:
-            if refusal.code in OVER:
+            if refusal.code in LEASE_OVER:
                 return
-            # The refusal concerns this task. One of the worker itself, as of a revoked token, refuses the result, too.
+            # The refusal concerns this task. A refusal of the worker itself (a revoked token) meets the result, too.
             log.warning("worker.refused", exc_info=True, extra={"task_id": job.task.id, "code": refusal.code})
             result = error_result(job.task.id, f"the worker failed: {refusal.message or refusal.code}")
         except Exception:
@@ -282,7 +284,7 @@ class Worker:
             renewing.cancel()
         await self._finish(job, result)
 
-    async def _begin(self, job: WorkerJob, waiting: dict[WorkerJob, str]) -> Any:
+    async def _call_handler(self, job: WorkerJob, waiting: dict[WorkerJob, str]) -> Any:
         """Calls the handler. From here on the task has begun: one that is cancelled earlier is given back."""
         assert self._handler is not None
         del waiting[job]
@@ -300,17 +302,17 @@ class Worker:
                 why = f"the worker's result was refused: {refusal.message or refusal.code}"
                 await job.finish(error_result(job.task.id, why))
         except Refusal as refusal:
-            if refusal.code not in OVER:
+            if refusal.code not in LEASE_OVER:
                 raise
 
-    async def _keep(self, job: WorkerJob, work: asyncio.Future[Any]) -> None:
+    async def _renew_until_lost(self, job: WorkerJob, work: asyncio.Future[Any]) -> None:
         """Renews the lease at intervals, and cancels the work when the daemon says that the lease is lost."""
         while True:
             await asyncio.sleep(self._renew_s)
             try:
                 await retry(job.renew)
             except Refusal as refusal:
-                if refusal.code in OVER:
+                if refusal.code in LEASE_OVER:
                     work.cancel()
                     return
                 log.warning("worker.not_renewed", extra={"task_id": job.task.id, "code": refusal.code})

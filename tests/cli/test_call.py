@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import pytest
 
-from covenant.cli.a2a_servers import _Written
+from covenant.cli.a2a_servers import _ChunkedText
 from tests.cli.daemons import COVENANT, Daemon, Ran, covenant, environment, said_until, started
 from tests.waits import BOUND_S, LONGER_S
 
@@ -202,7 +202,7 @@ def test_a_message_can_come_by_standard_input(daemon: Daemon, tmp_path: Path) ->
 )
 def test_a_second_attempt_is_written_where_it_says_something_new(second: str, written: str) -> None:
     chunks = [("one ", False), ("two ", True), (second[:1], False), *((each, True) for each in second[1:])]
-    shown = _Written()
+    shown = _ChunkedText()
     assert "".join([*(shown.add(text, append=append) for text, append in chunks), shown.end()]) == written
 
 

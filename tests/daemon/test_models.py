@@ -45,7 +45,7 @@ async def test_text_is_streamed_and_tools_are_called_over_the_wire(tmp_path: Pat
         opening() as opened,
     ):
         models = await opened(ModelSettings(name="openai:small", base_url=server.url))
-        assert models.default is not None, models.trouble
+        assert models.default is not None, models.problem
         under_test.models[""] = models.default
         under_test.add({"id": "bot", "goal": "Be kind"})
         view = await under_test.ask("bot", "Something about spring")
@@ -95,12 +95,12 @@ def agent(**more: Any) -> Any:
 def test_a_definition_may_name_the_models_that_are_allowed_and_no_others() -> None:
     models = Models(ModelSettings(name="openai:small", others=("openai:big",), base_url="http://127.0.0.1:9/v1"))
     assert models.default is not None
-    assert models.of(agent()) is models.default
-    big = models.of(agent(model="openai/big"))
+    assert models.model_of(agent()) is models.default
+    big = models.model_of(agent(model="openai/big"))
     assert big is not None
     assert big.model_name == "big"
-    assert models.of(agent(model="openai:big")) is big
-    assert models.of(agent(model="openai:bigger")) is models.default
+    assert models.model_of(agent(model="openai:big")) is big
+    assert models.model_of(agent(model="openai:bigger")) is models.default
 
 
 @pytest.mark.parametrize("name", ["nobody:nothing", "openai:gpt-5"])
@@ -108,14 +108,14 @@ def test_a_model_that_cannot_be_used_is_none_and_says_why(name: str, monkeypatch
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     models = Models(ModelSettings(name=name))
     assert models.default is None
-    assert name in models.trouble
+    assert name in models.problem
 
 
 def test_an_agent_that_names_no_model_is_played_by_the_daemons_own() -> None:
     others = ("openai:big", "anthropic:claude-sonnet-5")
     models = Models(ModelSettings(name="openai:small", others=others, base_url="http://127.0.0.1:9/v1"))
     for declared in ({}, {"model": ""}):
-        model = models.of(agent(**declared))
+        model = models.model_of(agent(**declared))
         assert model is not None
         assert model.model_name == "small"
 
@@ -131,10 +131,10 @@ async def test_the_address_and_its_key_are_one_providers(monkeypatch: pytest.Mon
             api_key_env="MY_KEY",
         )
         models = await opened(settings)
-        ours, theirs = models.named("openai:big"), models.named("deepseek:deepseek-chat")
+        ours, theirs = models.allowed_model("openai:big"), models.allowed_model("deepseek:deepseek-chat")
         assert ours is not None
         assert (ours.base_url or "").startswith(server.url)
-        assert theirs is not None, models.trouble
+        assert theirs is not None, models.problem
         assert theirs.system == "deepseek"
         assert "127.0.0.1" not in (theirs.base_url or "")
         assert theirs.provider is not None
@@ -293,8 +293,8 @@ async def test_agents_are_played_by_a_model_if_there_is_one(tmp_path: Path) -> N
 def test_without_the_extra_there_is_no_model_and_what_to_install_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("covenant.daemon.wiring.language_models.LIBRARY", "no_such_library")
     models = Models(ModelSettings(name="openai:small"))
-    assert (models.default, models.of(agent())) == (None, None)
-    assert "pip install 'covenant-a2a[model]'" in models.trouble
+    assert (models.default, models.model_of(agent())) == (None, None)
+    assert "pip install 'covenant-a2a[model]'" in models.problem
 
 
 def test_a_daemon_without_a_model_does_not_load_the_library() -> None:

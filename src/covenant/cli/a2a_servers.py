@@ -178,13 +178,13 @@ def get(output: Output, options: Options, *, target: str, verify: bool) -> None:
 
 
 class Progress:
-    """Writes progress to stderr if it is a terminal; and the answer as it comes, if that is wanted."""
+    """Writes progress to stderr if that is a terminal and, if `live`, the answer to stdout as it comes."""
 
     def __init__(self, *, live: bool) -> None:
         self._live = live
         self._watched = sys.stderr.isatty()
         self._wrote: list[str] = []
-        self._artifacts: dict[str, _Written] = {}
+        self._artifacts: dict[str, _ChunkedText] = {}
         self._state: str | None = None
         self.status_text = ""
         """The last status of the task that has a text, such as why it waits."""
@@ -199,7 +199,7 @@ class Progress:
 
         if isinstance(event, RemoteArtifact):
             if self._live:
-                written = self._artifacts.setdefault(event.update.artifact_id, _Written())
+                written = self._artifacts.setdefault(event.update.artifact_id, _ChunkedText())
                 self._write(written.add(event.text, append=event.update.append))
         elif not isinstance(event, RemoteStatus | RemoteTask):
             if self._live:
@@ -242,7 +242,7 @@ class Progress:
                 say(f"· made {artifact.name or artifact.artifact_id}; --json shows it")
 
 
-class _Written:
+class _ChunkedText:
     """Writes an artifact that comes in chunks.
 
     A second attempt at a task begins its text again. While it repeats the text that is written already, nothing is

@@ -319,7 +319,9 @@ def _follow_audit(call: Invocation, events: list[dict[str, Any]], filters: dict[
     while True:
         if events:
             filters["since_ms"], after = events[-1]["timestamp_ms"], events[-1]["id"]
-        events = call.ask_on("recent_audit", AUDIT_FOLLOW_MS, limit=AUDIT_ROWS_MAX, after=after, **filters)["events"]
+        events = call.ask_through_restarts(
+            "recent_audit", AUDIT_FOLLOW_MS, limit=AUDIT_ROWS_MAX, after=after, **filters
+        )["events"]
         if not events or call.answer({"limit": AUDIT_ROWS_MAX, "since_ms": filters["since_ms"], "events": events}):
             continue
         for event in events:

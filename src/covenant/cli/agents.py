@@ -51,10 +51,10 @@ def add(call: Invocation, *, agent_id: str | None, tenant: str, file: str | None
     answer = call.ask("add_agent", tenant=tenant, agent_def=definition, replace=replace or None)
     agent = answer["agent"]
     who = f"{agent['id']}@{answer['tenant']}"
-    talk = []
+    messages = []
     if agent["kind"] in ENROLLED_KINDS and not replace:
-        talk.append(f"its worker gets a token with: {call.again} identities enroll {who}")
-    call.show(answer, f"{'replaced' if replace else 'added'} {who} ({agent['kind']})", *talk)
+        messages.append(f"its worker gets a token with: {call.program} identities enroll {who}")
+    call.show(answer, f"{'replaced' if replace else 'added'} {who} ({agent['kind']})", *messages)
 
 
 @daemon_command(agents, "list", "agent_list", "tenant", "count", "agents")
@@ -211,7 +211,7 @@ def resume(call: Invocation, **which: Any) -> None:
 def run_now(call: Invocation, **which: Any) -> None:
     """Run a schedule now, paused or not, and print the id of the task."""
     answer = call.ask("run_schedule", **which)
-    call.show(answer, answer["task_id"], f"look at it with: {call.again} a2a show {answer['task_id']}")
+    call.show(answer, answer["task_id"], f"look at it with: {call.program} a2a show {answer['task_id']}")
 
 
 @daemon_command(schedules, "remove", "schedule_removed", "tenant", "agent_id", "schedule_id")

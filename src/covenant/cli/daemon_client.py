@@ -1,6 +1,6 @@
-"""The CLI's end of the daemon's socket: connect, authenticate, ask; and the commands and completions that ask.
+"""The client of the daemon's socket, and the commands and completions that use it.
 
-Every wait is bounded. The first request of a command opens its connection. A completion is bounded in count and time,
+Every wait is bounded. The first request of a command opens its connection. A completion has a bound in count and time,
 and proposes nothing if there is no daemon.
 """
 
@@ -21,7 +21,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from covenant.cli.options import Function, given_home, home_option, json_option, make_command, program, token_option
-from covenant.cli.terminal import Failure, Output, Unreachable, brief, json_shape, put, say, written
+from covenant.cli.terminal import Failure, Output, Unreachable, brief, complete_file, json_shape, put, say
 from covenant.daemon.environment import TOKEN_VARIABLE, environment, find_home, now_ms
 from covenant.wire.ipc_frames import HEADER_BYTES, encode_frame, frame_length
 
@@ -30,7 +30,7 @@ ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
 ANSWER_S: Final = 30.0
 """How long an answer may take, in addition to the wait that the request itself asks for."""
 CONNECT_S: Final = 5.0
-AWAY_S: Final = (0.1, 2.0)
+RECONNECT_PAUSES_S: Final = (0.1, 2.0)
 """The shortest and the longest pause of a following command while its daemon is down."""
 COMPLETION_S: Final = 2.0
 PROPOSED_MAX: Final = 50
@@ -58,7 +58,7 @@ class DaemonClient:
         self._socket = None
 
     def ask(self, kind: str, *, within_s: float = ANSWER_S, **fields: Any) -> Answer:
-        """Send one request; fields that are None are left out. Raises `Failure` with the daemon's refusal."""
+        """Sends one request, without the fields that are None. Raises `Failure` with the daemon's refusal."""
         if self._socket is None:
             self._socket = self._open()
         request = {"kind": kind, **{name: value for name, value in fields.items() if value is not None}}
@@ -186,8 +186,8 @@ class Invocation(Output):
         self._answered = False
 
     @property
-    def again(self) -> str:
-        """How to call this program again as the same caller, up to the command."""
+    def program(self) -> str:
+        """The words that call this program as the same caller, up to the command."""
         given = (f"{name} {shlex.quote(value)}" for name, value in self._caller if value is not None)
         return " ".join([program(), *given])
 
@@ -205,12 +205,13 @@ class Invocation(Output):
         self._client.wait_closed(within_s)
 
     def ask_waiting(self, kind: str, wait_ms: int | None, **fields: Any) -> Answer:
-        """Send a request that the daemon may take `wait_ms` to answer."""
+        """Sends a request that the daemon may take `wait_ms` to answer."""
         return self.ask(kind, within_s=ANSWER_S + (wait_ms or 0) / 1000, wait_ms=wait_ms, **fields)
 
-    def ask_on(self, kind: str, wait_ms: int, **fields: Any) -> Answer:
-        """The same for a command that keeps asking: it waits while the daemon is down, and asks again. A daemon that is
-        down at the first request is a failure.
+    def ask_through_restarts(self, kind: str, wait_ms: int, **fields: Any) -> Answer:
+        """Sends a request as `ask_waiting` does, for a command that follows something: repeats it after a restart.
+
+        If the daemon is down at the command's first request, the command fails.
         """
         failures = 0
         while True:
@@ -226,7 +227,7 @@ class Invocation(Output):
                 self._client.close()
                 from covenant.model.rate_limits import Backoff
 
-                time.sleep(Backoff(*AWAY_S).pause(failures))
+                time.sleep(Backoff(*RECONNECT_PAUSES_S).pause(failures))
                 continue
             if failures:
                 say("covenant: the daemon is back")
@@ -236,7 +237,7 @@ class Invocation(Output):
 def daemon_command(
     group: click.Group | None, name: str, kind: str, *fields: str, epilog: str = ""
 ) -> Callable[[Function], click.Command]:
-    """Make a function a command that asks the daemon. It gets an `Invocation` first, then its own arguments.
+    """Makes a function a command that asks the daemon. It gets an `Invocation` first, then its own arguments.
 
     `kind` and `fields` say what the command answers with --json.
     """
@@ -254,7 +255,7 @@ def daemon_command(
 
 
 def check_output(call: Invocation, file: str | None, *, replace: bool) -> None:
-    """Checks, before anything is asked for, that FILE may be written to; for None, standard output."""
+    """Checks that the output can go to this file, or for None to standard output. Called before the first request."""
     if file is None and call.json:
         raise click.UsageError("--json says what was written: name a FILE")
     if file is not None and not replace and Path(file).is_file():
@@ -271,7 +272,7 @@ def write_lines(
         sys.stdout.writelines(lines)
         return
     count = 0
-    with written(Path(file)) as target:
+    with complete_file(Path(file)) as target:
         for line in lines:
             target.write(line.encode())
             count += 1
@@ -280,7 +281,7 @@ def write_lines(
 
 
 def purge_command(group: click.Group, ask: str, kind: str, what: str, meaning: str) -> None:
-    """Add a command `purge` that removes entries older than a moment or an age."""
+    """Adds a command `purge` that removes entries older than a moment or an age."""
 
     @daemon_command(group, "purge", kind, "before_ms", "purged")
     @click.option("--before-ms", type=click.IntRange(min=0), help="Drop entries older than this epoch millisecond.")

@@ -10,14 +10,14 @@ import click
 
 from covenant.cli.daemon_client import ANSWER_S, Answer, Invocation, connect, daemon_command
 from covenant.cli.options import CommandGroup, given_home, home_option, limit_option, local_command
+from covenant.cli.task_tables import REMOTE_MARK
 from covenant.cli.terminal import ExitCode, Failure, Output, ago, brief, print_table, put, say
 from covenant.model.errors import CovenantError
 from covenant.model.peers.delegation import ENDED as ENDED_STATES
 from covenant.model.peers.delegation import LOST, DelegationState
 from covenant.model.peers.delegation_messages import DelegationOutcome, DelegationStatus
 
-ELSEWHERE: Final = "⇄"
-GOES_ON: Final = tuple(state.value for state in DelegationState if state not in ENDED_STATES)
+RUNNING_STATES: Final = tuple(state.value for state in DelegationState if state not in ENDED_STATES)
 STYLES: Final = {
     "completed": "green",
     "failed": "red",
@@ -77,13 +77,13 @@ def delegate(
         if not call.answer(begun, kind="delegated"):
             put(delegation_id)
             if not begun["remote"]:
-                say(f"an agent of this daemon does the work; see: {call.again} a2a show {delegation_id}")
+                say(f"an agent of this daemon does the work; see: {call.program} a2a show {delegation_id}")
         return
     try:
-        answer = _ended(call, delegation_id)
+        answer = _wait_for_outcome(call, delegation_id)
     except KeyboardInterrupt:
         raise Failure(
-            "interrupted", f"the delegation goes on; end it with: {call.again} peers cancel {delegation_id}"
+            "interrupted", f"the delegation goes on; end it with: {call.program} peers cancel {delegation_id}"
         ) from None
     _show_outcome(call, answer)
 
@@ -113,7 +113,7 @@ def list_delegations(
     if any("question" in each for each in answer["delegations"]):
         say(_how_to_answer(call, "ID"))
     if any(each["state"] == "lost" for each in answer["delegations"]):
-        say(f"lost ones wait for you: {call.again} peers offer-again ID, or force-error ID --reason WHY")
+        say(f"lost ones wait for you: {call.program} peers offer-again ID, or force-error ID --reason WHY")
 
 
 @daemon_command(delegations, "cancel", "delegation", "delegation")
@@ -190,7 +190,7 @@ def verify_proof(output: Output, *, file: IO[bytes], home: str | None, **expecte
         raise Failure("too_large", f"a proof has at most {PROOF_BYTES_MAX} bytes")
     try:
         if expected["provider"] is None:
-            expected |= _recorded(given_home(home), data)
+            expected |= _peer_in_ledger(given_home(home), data)
         report = verify_evidence(data, **expected)
     except ValueError as wrong:
         raise Failure("no_proof", f"this is no proof: {wrong}") from None
@@ -211,10 +211,10 @@ def verify_proof(output: Output, *, file: IO[bytes], home: str | None, **expecte
         raise click.exceptions.Exit(ExitCode.UNCHECKED)
 
 
-def _recorded(home: Path, data: bytes) -> dict[str, Any]:
-    """The peer that the daemon of this home delegated the task to, by its ledger.
+def _peer_in_ledger(home: Path, data: bytes) -> dict[str, Any]:
+    """The peer to which the daemon of this home delegated the task, by its ledger.
 
-    Empty if no daemon runs, or it did not.
+    Empty if no daemon runs, or if it did not delegate the task.
     """
     from covenant.seal.proofs import read_evidence
 
@@ -232,7 +232,7 @@ def _recorded(home: Path, data: bytes) -> dict[str, Any]:
     return {"provider": peer["id"], "formerly": peer["formerIds"]}
 
 
-def _ended(call: Invocation, delegation_id: str) -> Answer:
+def _wait_for_outcome(call: Invocation, delegation_id: str) -> Answer:
     """Waits for the outcome of a delegation, and shows its progress meanwhile."""
     shown, since_ms = "", 0
     while True:
@@ -267,7 +267,7 @@ def _show_outcome(call: Invocation, answer: Answer) -> None:
     put(answer.get("result") or "")
     say(_delegation_line(found))
     if found["redacted"]:
-        say(f"{found['redacted']} secrets were found in what was sent; see: {call.again} a2a show {found['id']}")
+        say(f"{found['redacted']} secrets were found in what was sent; see: {call.program} a2a show {found['id']}")
 
 
 def _show_delegation(call: Invocation, delegation: str) -> None:
@@ -286,22 +286,22 @@ def _show_delegation(call: Invocation, delegation: str) -> None:
 
 
 def _delegation_line(delegation: dict[str, Any]) -> str:
-    way = f"{ELSEWHERE} to" if delegation["role"] == "requester" else "from"
-    text = f"{_standing(delegation)} {delegation['id']} {way} {delegation['peer']}/{brief(delegation['profile'], 64)}"
+    way = f"{REMOTE_MARK} to" if delegation["role"] == "requester" else "from"
+    text = f"{_state_text(delegation)} {delegation['id']} {way} {delegation['peer']}/{brief(delegation['profile'], 64)}"
     return f"{text} {delegation['code'] or ''}".rstrip()
 
 
-def _standing(delegation: dict[str, Any]) -> str:
-    """The delegation's state; whether it asks; and how its task has ended, if the peer has not sent the result yet."""
+def _state_text(delegation: dict[str, Any]) -> str:
+    """The delegation's state, with a note if it asks a question, or if its task has ended and the result is missing."""
     state, status = delegation["state"], delegation["status"]
     is_over = status not in ("pending", "running")
     if "question" in delegation:
         return f"{state} (asks)"
-    return f"{status} ({state})" if is_over and state in GOES_ON else state
+    return f"{status} ({state})" if is_over and state in RUNNING_STATES else state
 
 
 def _how_to_answer(call: Invocation, delegation_id: str) -> str:
-    return f"it waits for an answer: {call.again} a2a answer {delegation_id} TEXT"
+    return f"it waits for an answer: {call.program} a2a answer {delegation_id} TEXT"
 
 
 def _spent(delegation: dict[str, Any]) -> str:
@@ -311,6 +311,6 @@ def _spent(delegation: dict[str, Any]) -> str:
 
 def _delegation_row(found: dict[str, Any]) -> tuple[str, ...]:
     style, profile, moved = STYLES.get(found["state"], ""), brief(found["profile"], 64), ago(found["movedAtMs"])
-    way = f"{ELSEWHERE} {found['peer']}" if found["role"] == "requester" else f"from {found['peer']}"
+    way = f"{REMOTE_MARK} {found['peer']}" if found["role"] == "requester" else f"from {found['peer']}"
     about = brief(found["reason"] or found["message"] or "", 60)
-    return style, _standing(found), found["id"], way, profile, _spent(found), moved, about
+    return style, _state_text(found), found["id"], way, profile, _spent(found), moved, about

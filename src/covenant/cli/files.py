@@ -21,7 +21,7 @@ import click
 
 from covenant.cli.daemon_client import Invocation, check_output, daemon_command
 from covenant.cli.options import CommandGroup, file_argument, limit_option, replace_option
-from covenant.cli.terminal import Failure, Unreachable, ago, clock_time, print_table, put, say, written
+from covenant.cli.terminal import Failure, Unreachable, ago, clock_time, complete_file, print_table, put, say
 
 PIECE_BYTES: Final = 256 * 1024
 REFUSAL_BYTES_MAX: Final = 64 * 1024
@@ -79,7 +79,7 @@ def get_file(call: Invocation, *, sha256: str, file: str | None, replace: bool, 
     if file is None:
         _receive(stored, sys.stdout.buffer, progress)
     else:
-        with written(Path(file)) as target:
+        with complete_file(Path(file)) as target:
             _receive(stored, target, progress)
     progress.end()
     if file is not None and not call.answer({"sha256": stored["sha256"], "size": stored["size"], "file": file}):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from covenant.cli.daemon_client import connect
-from covenant.cli.options import CommandGroup, given_home, home_option, local_command, near, program, token_option
+from covenant.cli.options import CommandGroup, given_home, home_option, local_command, program, short_path, token_option
 from covenant.cli.terminal import ExitCode, Failure, Output, Unreachable, print_table, put, say
 from covenant.daemon.environment import PASSPHRASE_FILE_VARIABLE, PASSPHRASE_VARIABLE, environment, now_ms
 from covenant.model.errors import CovenantError, HomeLocked
@@ -64,8 +64,8 @@ def init(output: Output, *, file: Path, home: str | None) -> None:
     if output.answer({"home": str(folder), "files": [{"path": str(path), "new": new} for path, new in written]}):
         return
     for path, new in written:
-        put(f"wrote {near(path)}" if new else f"{near(path)} is there already, and stays as it is")
-    given = "" if home is None else f" --home {shlex.quote(near(folder))}"
+        put(f"wrote {short_path(path)}" if new else f"{short_path(path)} is there already, and stays as it is")
+    given = "" if home is None else f" --home {shlex.quote(short_path(folder))}"
     say(f"next: {program()}{given} serve {shlex.quote(str(file))}")
     say(f"then, in another terminal: {program()}{given} call hello world")
 

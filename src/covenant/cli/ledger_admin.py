@@ -158,9 +158,9 @@ def _settings(url: str | None, home: str | None) -> Settings:
     return settings
 
 
-def _run(doing: Callable[[], Awaitable[T]]) -> T:
+def _run(work: Callable[[], Awaitable[T]]) -> T:
     async def run() -> T:
-        return await doing()
+        return await work()
 
     try:
         return asyncio.run(run())

@@ -16,7 +16,7 @@ import covenant
 from covenant.cli.options import SuggestingGroup, json_option, local_command
 from covenant.cli.terminal import Output, json_shape
 
-PLACES: Final = {
+COMMANDS: Final = {
     "serve": "serve.serve",
     "ui": "serve.ui",
     "a2a": "tasks.a2a",
@@ -45,7 +45,7 @@ PLACES: Final = {
     "completion": "main.completion",
     "version": "main.version",
 }
-"""Where each command is defined: the module in this package, and its name there. Help lists them in this order."""
+"""The commands: for each the module in this package, and its name there. Help lists them in this order."""
 
 SHELLS: Final = ("bash", "zsh", "fish")
 MEANING: Final = """A durable agent-to-agent exchange.
@@ -61,12 +61,12 @@ class LazyGroup(SuggestingGroup):
     """Imports the module of a command when the command is run: a start loads only what that command needs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  (click's signature)
-        return list(PLACES)
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002  (as above)
-        if cmd_name not in PLACES:
+        if cmd_name not in COMMANDS:
             return None
-        module, _, name = PLACES[cmd_name].partition(".")
+        module, _, name = COMMANDS[cmd_name].partition(".")
         command = getattr(import_module(f"covenant.cli.{module}"), name)
         assert isinstance(command, click.Command)
         return command

@@ -41,7 +41,7 @@ class SuggestingGroup(click.Group):
             raise click.UsageError(f"{wrong.message.rstrip('.')}{meant}" if meant else wrong.message, ctx) from None
 
     def _noun_of(self, ctx: click.Context, verb: str) -> str | None:
-        """The first of its groups that has a command of this name."""
+        """The first group that has a command of this name."""
         for noun in self.list_commands(ctx):
             group = self.get_command(ctx, noun)
             if isinstance(group, click.Group) and verb in group.list_commands(ctx):
@@ -71,7 +71,7 @@ def make_command(
 
 
 def local_command(group: click.Group | None, name: str, kind: str, *fields: str) -> Callable[[Function], click.Command]:
-    """Make a function a command that works by itself. It gets an `Output` first, then its own arguments.
+    """Makes a function a command that needs no daemon. It gets an `Output` first, then its own arguments.
 
     `kind` and `fields` say what the command answers with --json.
     """
@@ -176,15 +176,15 @@ def read_text(given: str) -> str:
 
 
 def program() -> str:
-    """How to call this program again from here."""
+    """The words that call this program from the current folder."""
     called = Path(sys.argv[0])
     found = shutil.which("covenant")
     if found is not None and Path(found).resolve() == called.resolve():
         return "covenant"
-    return shlex.quote(near(called.absolute()))
+    return shlex.quote(short_path(called.absolute()))
 
 
-def near(path: Path) -> str:
-    """The shortest form of a path from the current folder."""
+def short_path(path: Path) -> str:
+    """The path from the current folder if it is below that, else the path as it is."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative

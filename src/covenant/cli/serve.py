@@ -15,7 +15,7 @@ import click
 
 import covenant
 from covenant.cli.daemon_client import Answer, Invocation, daemon_command, read_token
-from covenant.cli.options import given_before, given_home, home_option, near, program, token_option
+from covenant.cli.options import given_before, given_home, home_option, program, short_path, token_option
 from covenant.cli.terminal import Failure, Unreachable, put, say
 from covenant.daemon.environment import environment
 from covenant.daemon.home import UnsafeHome, url_in
@@ -75,12 +75,12 @@ def _serve(
         home = str(make_demo_home(Path.cwd()))
 
     def announce(listening: DaemonAddresses) -> None:
-        put(f"covenant listens on {listening.url} and {near(listening.socket)}")
+        put(f"covenant listens on {listening.url} and {short_path(listening.socket)}")
         for tenant, agent_id in listening.agents:
             whose = "" if tenant == DEFAULT else f" of {tenant}"
             put(f"serving {agent_id}{whose} at {listening.url}/v1/a2a/agents/{agent_id}")
         if demo:
-            put(suggestions(program(), shlex.quote(near(listening.socket.parent)), listening.url))
+            put(suggestions(program(), shlex.quote(short_path(listening.socket.parent)), listening.url))
         sys.stdout.flush()
 
     served = [*map(ServedFile, files), *(ServedFile(path, tenant) for tenant, path in tenant_files)]

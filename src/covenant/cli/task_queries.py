@@ -124,7 +124,7 @@ def _follow_task(call: Invocation, task_id: str, answer: Answer) -> None:
     """With --json, one object for each change."""
     while answer["result"] is None or _seen(answer) < answer["generation"]:
         seen = _seen(answer)
-        answer = call.ask_on("show_a2a_task", FOLLOW_MS, task_id=task_id, after=seen)
+        answer = call.ask_through_restarts("show_a2a_task", FOLLOW_MS, task_id=task_id, after=seen)
         if answer["generation"] > seen and not call.answer(answer):
             for update in answer["updates"]:
                 if update["generation"] > seen:
@@ -172,10 +172,10 @@ def watch(call: Invocation, *, every_ms: int, once: bool, **given: Any) -> None:
         screen.print(queue_tables(answer))
     if not once:
         with suppress(KeyboardInterrupt):
-            _keep_up(call, screen, answer, max(every_ms, 100) / 1000, given)
+            _follow_queue(call, screen, answer, max(every_ms, 100) / 1000, given)
 
 
-def _keep_up(call: Invocation, screen: Console, answer: Answer, every_s: float, given: dict[str, Any]) -> None:
+def _follow_queue(call: Invocation, screen: Console, answer: Answer, every_s: float, given: dict[str, Any]) -> None:
     """On a terminal, one table whose ages go on. In a pipe, a new table for each change."""
     if screen.is_terminal:
         from rich.live import Live
@@ -184,15 +184,15 @@ def _keep_up(call: Invocation, screen: Console, answer: Answer, every_s: float, 
             get_renderable=lambda: queue_tables(answer), console=screen, refresh_per_second=1 / every_s, screen=True
         ) as live:
             while True:
-                answer = _another(call, answer, every_s, given)
+                answer = _changed_queue(call, answer, every_s, given)
                 live.refresh()
     while True:
-        answer = _another(call, answer, every_s, given)
+        answer = _changed_queue(call, answer, every_s, given)
         screen.print(queue_tables(answer))
 
 
-def _another(call: Invocation, seen: Answer, every_s: float, given: dict[str, Any]) -> Answer:
-    """The queue once it has changed, but not before `every_ms` is over."""
+def _changed_queue(call: Invocation, seen: Answer, every_s: float, given: dict[str, Any]) -> Answer:
+    """The queue once it has changed, but not before `every_s` seconds are over."""
     time.sleep(every_s)
     while True:
         answer = _queue(call, **given, after=seen["next"], wait_ms=FOLLOW_MS)[1]
@@ -216,7 +216,7 @@ def _queue(
         "deadline_within_ms": given["deadline_within_ms"],
         "state_filter": state_filter.replace("-", "_") if state_filter else None,
     }
-    answer = call.ask_on("a2a_queue", wait_ms, after=after, **query)
+    answer = call.ask_through_restarts("a2a_queue", wait_ms, after=after, **query)
     shown: Answer = {**query, **{name: answer[name] for name in ("tasks", "results", "warnings") if name in answer}}
     return {**shown, "counts": answer.get("counts")} if counts else shown, answer
 
@@ -243,9 +243,13 @@ def logs(call: Invocation, *, task_id: str, follow: bool, limit: int) -> None:
                     put(log_text(line))
             if not follow or answer["ended"]:
                 break
-            answer = call.ask_on("a2a_task_log", FOLLOW_MS, task_id=task_id, after=answer["next"], limit=1_000)
+            answer = call.ask_through_restarts(
+                "a2a_task_log", FOLLOW_MS, task_id=task_id, after=answer["next"], limit=1_000
+            )
             while call.json and not answer["lines"] and not answer["ended"]:
-                answer = call.ask_on("a2a_task_log", FOLLOW_MS, task_id=task_id, after=answer["next"], limit=1_000)
+                answer = call.ask_through_restarts(
+                    "a2a_task_log", FOLLOW_MS, task_id=task_id, after=answer["next"], limit=1_000
+                )
     if not follow and not answer["lines"] and not call.json:
         say("this daemon has logged nothing for this task")
 
@@ -278,10 +282,10 @@ def attention(call: Invocation) -> None:
     """List everything that needs a person, the worst first, with the command that fixes it."""
     answer = call.ask("show_attention")
     columns = ("what", "since", "detail", "mended by")
-    call.show_table(answer, columns, map(_need, answer["items"]), empty="nothing needs you")
+    call.show_table(answer, columns, map(_attention_row, answer["items"]), empty="nothing needs you")
 
 
-def _need(item: dict[str, Any]) -> tuple[str, ...]:
+def _attention_row(item: dict[str, Any]) -> tuple[str, ...]:
     style = "red" if item["severity"] == "bad" else "yellow"
     since = ago(item["since_ms"]) if item.get("since_ms") else ""
     text = brief(f"{item['title']}: {item['detail']}", 100)
@@ -318,7 +322,7 @@ class Words(click.ParamType[tuple[str, ...]]):
 
 
 def filter_options(function: Function) -> Function:
-    """The options that choose tasks: all that are given must hold. `filters` makes a query of them."""
+    """The options that choose tasks, all of which must hold. `filters` makes a query of them."""
     ago = Duration()
     for option in reversed(
         (
@@ -362,7 +366,7 @@ def filter_options(function: Function) -> Function:
 
 
 def filters(given: dict[str, Any]) -> dict[str, Any]:
-    """The query of the options that were given."""
+    """The query that the options of `filter_options` make."""
     now = now_ms()
     query = {
         "state": ",".join(given["states"] or ()) or None,

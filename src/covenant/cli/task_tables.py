@@ -22,7 +22,7 @@ COUNTS: Final = {
     SETTLED.wire_name: "undrained",
     "cached": "results kept for the same work",
 }
-ELSEWHERE: Final = "⇄"
+REMOTE_MARK: Final = "⇄"
 BY_ADDRESS: Final = "remote.url"
 BY_PEER: Final = "remote.peer"
 """The recipients of tasks for agents that no catalogue has."""
@@ -99,8 +99,9 @@ def _fitted_table(title: str, columns: tuple[str, ...], rows: list[list[Text]]) 
 
 
 def _narrow_task_table(tasks: list[dict[str, Any]]) -> RenderableType:
-    """One line a task in 80 columns: for how long it is held or, if nobody holds it, there. The beginning of an id is
-    enough for every command."""
+    """One line a task in 80 columns, with the age of its lease or, without a lease, of the task. Ids are cut: every
+    command takes the beginning of an id.
+    """
     from rich.text import Text
 
     rows: list[list[Text]] = []
@@ -121,7 +122,7 @@ def _narrow_task_table(tasks: list[dict[str, Any]]) -> RenderableType:
 
 
 def found_table(tasks: list[dict[str, Any]]) -> RenderableType:
-    """One line a task. Where there is no room for whole ids, their beginnings: these are enough for every command."""
+    """One line a task. A narrow terminal gets the beginnings of ids, which every command takes."""
     from rich.text import Text
 
     slim = narrow()
@@ -289,7 +290,7 @@ def _label(node: dict[str, Any]) -> RenderableType:
     task, task_id = node["task"], node["task_id"]
     if task is None and node.get("remote"):
         # A task that a peer has delegated, as that peer reported it.
-        place = f"{ELSEWHERE} {node.get('provider') or 'at the peer'}"
+        place = f"{REMOTE_MARK} {node.get('provider') or 'at the peer'}"
         state = node.get("status") or ""
         style = STATE_STYLES.get(state, "yellow")
         named = (f"{brief(node.get('profile') or '', 64)} ", "bold")
@@ -311,7 +312,7 @@ def _agent(node: dict[str, Any]) -> tuple[tuple[str, str], ...]:
         shown = (node["task"].get("target") or {}).get("name") or ""
     elif shown.startswith(f"{BY_PEER}@"):
         shown = brief(node.get("profile") or "", 64)
-    place = f"{ELSEWHERE} {node.get('url') or node.get('provider') or 'elsewhere'}"
+    place = f"{REMOTE_MARK} {node.get('url') or node.get('provider') or 'elsewhere'}"
     return ((f"{shown} ", "bold"), (place, "cyan")) if shown else ((place, "cyan"),)
 
 
@@ -332,7 +333,7 @@ def _node_facts(node: dict[str, Any]) -> str:
         facts.append(f"attempt {node['attempt']}")
     if node["created_at_ms"] is not None:
         until_ms = node["updated_at_ms"] if node.get("result_status") else now_ms()
-        took = _took(until_ms - node["created_at_ms"])
+        took = _duration_text(until_ms - node["created_at_ms"])
         facts.append(took if node.get("result_status") else f"{took} so far")
     tokens = tokens_of(node.get("usage_total") or {})
     if tokens:
@@ -340,8 +341,8 @@ def _node_facts(node: dict[str, Any]) -> str:
     return f" ({', '.join(facts)})" if facts else ""
 
 
-def _took(ms: int) -> str:
-    """As exactly as it matters: 8ms, 3.2s, 2m 05s, 3h 07m."""
+def _duration_text(ms: int) -> str:
+    """A duration as exactly as it matters: 8ms, 3.2s, 2m 05s, 3h 07m."""
     ms = max(0, ms)
     if ms < 1_000:
         return f"{ms}ms"
@@ -352,7 +353,7 @@ def _took(ms: int) -> str:
 
 
 def outcome_row(each: dict[str, Any]) -> tuple[str, ...]:
-    """The outcome of one task of a bulk repair. If there is little room, the code says why."""
+    """The outcome of one task of a bulk repair. In a narrow terminal the code is the reason."""
     style, what = "red" if each["outcome"] == "refused" else "", each["outcome"].replace("_", " ")
     if narrow():
         return style, each["task_id"][:SHORT_ID], each["state"], what, brief(each.get("code", "").replace("_", " "), 36)

@@ -103,7 +103,7 @@ def next_task(call: Invocation, **given: Any) -> None:
         put(task["intent_text"])
         say(
             f"task {task['id']} from {task['sender']['display']}, attempt {lease['attempt']}; answer with\n"
-            f"  {call.again} a2a respond {task['id']} --lease-id {lease['lease_id']} TEXT"
+            f"  {call.program} a2a respond {task['id']} --lease-id {lease['lease_id']} TEXT"
         )
 
 
@@ -283,7 +283,7 @@ def _wait_for_result(call: Invocation, task_id: str, timeout_ms: int) -> dict[st
             return result
         if left_ms <= 0:
             raise Failure(
-                "timeout", f"no result yet; task {task_id} goes on. Look with `{call.again} a2a show {task_id}`"
+                "timeout", f"no result yet; task {task_id} goes on. Look with `{call.program} a2a show {task_id}`"
             )
 
 

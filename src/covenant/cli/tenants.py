@@ -156,7 +156,7 @@ def remove(call: Invocation, *, name: str, dry_run: bool, yes: bool, cancel_live
         if answer["stage"] != stage:
             stage = answer["stage"]
             say(f"{name}: {stage}")
-        answer = call.ask_on("tenant_removal", WAIT_MS, name=name)
+        answer = call.ask_through_restarts("tenant_removal", WAIT_MS, name=name)
     if not call.answer(answer):
         _put_removal(answer)
     if not answer["done"]:

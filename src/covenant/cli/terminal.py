@@ -73,17 +73,17 @@ class Output:
         self.json = as_json
 
     def answer(self, value: Mapping[str, Any], *, kind: str | None = None) -> bool:
-        """Write the JSON object if one was asked for; False if people are to be answered instead."""
+        """Writes the JSON object if --json was given. Returns False if people are to get lines instead."""
         if self.json:
             put_json({"kind": kind or self._kind, **{name: each for name, each in value.items() if name != "kind"}})
         return self.json
 
-    def show(self, value: Mapping[str, Any], data: str, *talk: str) -> None:
-        """Answer with the JSON object, or with a line of data on stdout and messages on stderr."""
+    def show(self, value: Mapping[str, Any], data: str, *messages: str) -> None:
+        """Writes the JSON object, or a line of data to stdout and messages to stderr."""
         if self.answer(value):
             return
         put(data)
-        for line in talk:
+        for line in messages:
             say(line)
 
     def show_table(
@@ -95,7 +95,7 @@ class Output:
         title: str = "",
         empty: str = "",
     ) -> None:
-        """Answer with the JSON object, or with a table; `empty` is the message if there are no rows."""
+        """Writes the JSON object, or a table; `empty` is the message if there are no rows."""
         if self.answer(value):
             return
         shown = list(rows)
@@ -116,7 +116,7 @@ def put_json(value: Mapping[str, Any]) -> None:
 
 def put(text: str, *, nl: bool = True) -> None:
     """Data, to stdout."""
-    # Told that colours are wanted, click leaves what is piped as it is.
+    # With color=True click strips no colours from piped text.
     click.echo(clean(text) if sys.stdout.isatty() else text, nl=nl, color=True)
 
 
@@ -207,7 +207,7 @@ def print_table(columns: Iterable[str], rows: Iterable[tuple[str, ...]], title: 
 
 
 @contextmanager
-def written(path: Path) -> Iterator[IO[bytes]]:
+def complete_file(path: Path) -> Iterator[IO[bytes]]:
     """Writes a file that only its owner can read, and that gets its name once it is complete and on disk.
 
     A device or a pipe is written to directly.

@@ -1,4 +1,4 @@
-"""Where a daemon listens: sockets that are bound before anything is built, so that their ports are known."""
+"""The sockets that a daemon listens on. They are bound before anything is built, so that their ports are known."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Listeners:
 
 @asynccontextmanager
 async def open_listeners(settings: Settings, log: Log) -> AsyncIterator[Listeners]:
-    """Bind the addresses of HTTP and gRPC. Raises CannotListen, and SettingsError if gRPC is not installed."""
+    """Binds the addresses of HTTP, gRPC and peers. Raises CannotListen, and SettingsError if gRPC is not installed."""
     tls = await asyncio.to_thread(open_tls, settings.http, now_ms)
     if tls is not None and key_is_exposed(settings.http.tls_key):
         log.warning("tls.key_exposed", file=settings.http.tls_key, why="others can read it", do="chmod 600")

@@ -37,7 +37,7 @@ WAITING_MAX: Final = 10_000
 """Lines that wait for the disk; more are not written to it."""
 FIELD_LENGTH_MAX: Final = 1_000
 _STORED_APART: Final = frozenset({"task_id", "attempt", "said", "stream"})
-"""Fields of a log record that a line stores elsewhere."""
+"""Fields of a log record that have a place of their own in a line."""
 
 _STREAMS: Final[dict[object, LogStream]] = {"stdout": "stdout", "stderr": "stderr"}
 
@@ -79,7 +79,7 @@ class TaskLogFile:
         return await asyncio.get_running_loop().run_in_executor(None, self._read, task_id, before)
 
     def _read(self, task_id: TaskId, before: int) -> Sequence[LogLine]:
-        """Reads both files from their beginnings: they are small, and nobody asks often."""
+        """Reads both files from their beginnings: they are small, and rarely read."""
         named, found = task_id.encode(), deque[LogLine](maxlen=TASK_LINES_MAX)
         decode = msgspec.json.Decoder(_StoredLine).decode
         for name in (FILE_BEFORE, FILE):
@@ -100,10 +100,7 @@ class TaskLogFile:
                 rows, self._waiting = self._waiting, deque()
             if not rows:
                 return
-            with (
-                suppress(OSError),
-                self._files,
-            ):  # the disk is full or gone: memory has the lines
+            with suppress(OSError), self._files:  # if the disk is full or gone, memory has the lines
                 self._append(b"".join(rows))
 
     def _append(self, rows: bytes) -> None:

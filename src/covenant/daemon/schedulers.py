@@ -1,6 +1,6 @@
 """Schedulers, the daemon's work on timers: sweep, retry, compact, and erase records past their retention.
 
-Each scheduler has a `step` for one round, and a `run` that repeats it until canceled. A step that is refused is logged,
+Most schedulers have a `step` for one round, which `run` repeats until it is canceled. A step that is refused is logged,
 and tried again at its next time.
 """
 
@@ -31,7 +31,7 @@ from covenant.model.settings import HOUR_MS
 from covenant.model.tenants import TenantLimits
 
 SWEEPS_AT_ONCE_MAX: Final = 100
-LEAD_LOOK_S: Final = 0.25
+LEAD_CHECK_S: Final = 0.25
 BATCHES_IN_PASS_MAX: Final = 2_000
 """Tasks beyond this wait for the next pass."""
 BATCH_PAUSE_S: Final = 0.01
@@ -55,14 +55,14 @@ class Singleton:
         while True:
             if self._ledger.leads(self._name):
                 await self._lead()
-            await asyncio.sleep(LEAD_LOOK_S)
+            await asyncio.sleep(LEAD_CHECK_S)
 
     async def _lead(self) -> None:
         """Runs the scheduler while this daemon holds it. Raises the scheduler's faults."""
         running = asyncio.ensure_future(self.scheduler.run())
         try:
             while self._ledger.leads(self._name) and not running.done():
-                await asyncio.wait((running,), timeout=LEAD_LOOK_S)
+                await asyncio.wait((running,), timeout=LEAD_CHECK_S)
         finally:
             running.cancel()
             await asyncio.wait((running,))
@@ -71,11 +71,10 @@ class Singleton:
 
 
 class Sweeper:
-    """Settles tasks past their deadline, timeout or hold, and wakes tasks that have waited long enough.
+    """Settles tasks past their deadline, timeout or hold, and wakes tasks whose time has come.
 
-    Does neither while the ledger's clock is paused after a step.
-
-    Each step of the clock becomes a row in the audit. Reading the clock each round tells drift from a step.
+    Does neither while the ledger's clock is paused after a step. Each step of the clock becomes a row in the audit. The
+    clock is read in each round, so that a slow drift does not look like a step.
     """
 
     def __init__(self, ledger: Ledger, operator: AgentId, *, log: Log, interval_ms: int = 1_000) -> None:
@@ -150,7 +149,7 @@ class Sweeper:
 
 
 class RetryScheduler:
-    """The retry gate on a timer: the same gate, the same capability, a summary row in the audit each pass."""
+    """Runs the retry gate on a timer, with the operator's capability. Each pass leaves a summary row in the audit."""
 
     def __init__(self, ledger: Ledger, operator: Principal, policy: RetryPolicy, *, interval_ms: int, log: Log) -> None:
         self._ledger = ledger
@@ -242,7 +241,7 @@ class AuditAnchors:
 
 
 class Maintenance:
-    """Compaction without being asked. `maintain` compacts if enough is sealed, and says what that dropped."""
+    """Compacts the ledger. `maintain` compacts if enough is sealed, and returns how many events it dropped."""
 
     def __init__(self, maintain: Callable[[], Awaitable[int | None]], *, log: Log, interval_ms: int) -> None:
         self._maintain = maintain
@@ -333,16 +332,16 @@ class Retention:
         for _ in range(BATCHES_IN_PASS_MAX):
             if not waiting:
                 break
-            which = waiting.popleft()
+            rule = waiting.popleft()
             try:
-                erased = await self._ledger.erase_tasks(which)
+                erased = await self._ledger.erase_tasks(rule)
             except Refusal as refusal:
-                self._log_refusal(which.tenant, refusal)
+                self._log_refusal(rule.tenant, refusal)
                 continue
-            self._refused.pop(which.tenant, None)
+            self._refused.pop(rule.tenant, None)
             tasks, size = tasks + erased.tasks, size + erased.bytes
             if erased.more:
-                waiting.append(msgspec.structs.replace(which, after_ms=erased.after_ms, after_no=erased.after_no))
+                waiting.append(msgspec.structs.replace(rule, after_ms=erased.after_ms, after_no=erased.after_no))
             await asyncio.sleep(BATCH_PAUSE_S)
         return Erased(tasks=tasks, bytes=size)
 

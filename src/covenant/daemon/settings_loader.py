@@ -28,7 +28,7 @@ from covenant.model.settings_field import Setting, setting_of
 
 FILE_NAME: Final = "settings.toml"
 FRAME_OVERHEAD_BYTES: Final = 64 * 1024
-"""The bytes of a frame around tasks and results."""
+"""The bytes of a frame beside its tasks and results."""
 HOME_MEANING: Final = "The home is the folder that holds the ledger, the keys, the socket and `settings.toml`."
 FILE_WIDTH: Final = 110
 FILE_HEAD: Final = """\
@@ -54,9 +54,9 @@ _MASKED: Final = (
 
 
 class Loaded(NamedTuple):
-    """`unknown_variables`: variables that look like settings and are none.
+    """`unknown_variables`: variables with the prefix of a section that name no setting.
 
-    They cause a warning only, since the environment is shared.
+    They cause only a warning, since other programs share the environment.
     """
 
     settings: Settings
@@ -107,7 +107,7 @@ def entries(section: str | None = None) -> Iterator[SettingEntry]:
 
 
 def load(flags: Mapping[str, str | None], variables: Mapping[str, str], *, home: str | Path | None = None) -> Loaded:
-    """Read everything and build the tree. `flags` go by the names of settings; None means not given."""
+    """Reads all sources and builds the tree. `flags` are by the names of settings; a None counts as no flag."""
     folder, home_source = find_home(home, variables)
     path = folder / FILE_NAME
     problems: list[str] = []
@@ -187,7 +187,7 @@ def _suggestion(name: str) -> str:
 
 
 def _check_consistent(settings: Settings) -> None:
-    """Values that contradict each other."""
+    """Raises SettingsError for values that contradict each other."""
     limits, body_max, frame_max = settings.limits, settings.http.body_bytes_max, settings.ipc.frame_bytes_max
     if limits.task_bytes_max > body_max:
         raise SettingsError(

@@ -56,11 +56,13 @@ if TYPE_CHECKING:
     from covenant.peers.requester.requester_service import Requester
 
 INTERVAL_S: Final = 1.0
-_CALLED_BY_ADDRESS: Final = AgentDefinition(id=ELSEWHERE, kind="remote")
-_OF_PEERS: Final = AgentDefinition(id=PEERS, kind="peer")
+_ANY_REMOTE_AGENT: Final = AgentDefinition(id=ELSEWHERE, kind="remote")
+_ANY_PEER_AGENT: Final = AgentDefinition(id=PEERS, kind="peer")
 
 
 class AgentSync:
+    """A scheduler: keeps the worker pool's agents the same as the catalogue's."""
+
     def __init__(
         self,
         ledger: IdentityLedger,
@@ -75,21 +77,21 @@ class AgentSync:
     ) -> None:
         """Without `remotes`, `models` or `peers` there are no agents of that kind.
 
-        `remote_concurrency`: calls at once of a remote agent that does not say how many; 0: as any other agent.
+        `remote_concurrency`: most calls at once of a remote agent without a limit of its own; 0: as for other agents.
         """
         self._ledger = ledger
         self._catalogue = catalogue
         self._workers = workers
         self._log = log
-        self._programs: dict[tuple[str, str], AgentDefinition] = {}
+        self._registered: dict[tuple[str, str], AgentDefinition] = {}
         self._remotes = remotes
         self._models = models
         self._peers = peers
-        self._seen = -1
-        self._found: tuple[LoadedAgent, ...] = ()
+        self._changes_seen = -1
+        self._loaded: tuple[LoadedAgent, ...] = ()
         """The agents of the served files."""
         self._served: set[tuple[str, str]] = set()
-        """Those that are served now, by tenant and id."""
+        """The loaded agents whose tenant exists, by tenant and id."""
         self.stacks = AgentStacks()
         self._remote_concurrency = remote_concurrency
 
@@ -101,9 +103,9 @@ class AgentSync:
         for key in self._served.difference(agent.key for agent in found):
             self._stop_serving(*key)
         self.stacks.set_agents(found)
-        self._found = tuple(found)
+        self._loaded = tuple(found)
         for agent in found:
-            if not self._is_there(agent.tenant):
+            if not self._tenant_exists(agent.tenant):
                 self._log.warning("agents.no_tenant", agent=agent.definition.id, tenant=agent.tenant)
             else:
                 self._serve(agent)
@@ -119,56 +121,56 @@ class AgentSync:
         self._unregister(tenant, agent_id)
         self._served.discard((tenant, agent_id))
 
-    def _is_there(self, name: str) -> bool:
+    def _tenant_exists(self, name: str) -> bool:
         """Whether a tenant exists and is not being removed. Agents of a removed tenant would be a trace of it."""
         tenant = self._ledger.tenant(name)
         return tenant is not None and tenant.removal is None
 
     def _follow_tenants(self) -> None:
         """Serves the agents whose tenant has come, and stops those whose tenant goes."""
-        for agent in self._found:
-            there = self._is_there(agent.tenant)
-            if there and agent.key not in self._served:
+        for agent in self._loaded:
+            exists = self._tenant_exists(agent.tenant)
+            if exists and agent.key not in self._served:
                 try:
                     self._serve(agent)
                 except Refusal as refusal:
                     why = refusal.message
                     self._log.warning("agents.not_served", agent=agent.definition.id, tenant=agent.tenant, why=why)
-            elif not there and agent.key in self._served:
+            elif not exists and agent.key in self._served:
                 self._stop_serving(*agent.key)
 
     async def step(self) -> None:
-        """Looks at the catalogue, if it has changed since the last look."""
-        seen = self._catalogue.changes
-        if seen == self._seen:
+        """Registers and unregisters agents, if the catalogue has changed since the last step."""
+        changes = self._catalogue.changes
+        if changes == self._changes_seen:
             return
         self._follow_tenants()
         await self._catalogue.announce()
         wanted: dict[tuple[str, str], AgentDefinition] = {}
         for tenant in await self._ledger.tenants():
             if self._peers is not None:
-                wanted[tenant.name, PEERS] = _OF_PEERS
+                wanted[tenant.name, PEERS] = _ANY_PEER_AGENT
             if self._remotes is not None:
-                wanted[tenant.name, ELSEWHERE] = _CALLED_BY_ADDRESS
+                wanted[tenant.name, ELSEWHERE] = _ANY_REMOTE_AGENT
             for agent in self._catalogue.agents_here(tenant.name):
                 rules = agent.definition.kind_rules
                 if rules.pooled and (tenant.name == DEFAULT or not rules.first_tenant_only):
                     wanted[tenant.name, agent.id] = agent.definition
-        for key in self._programs.keys() - wanted.keys():
+        for key in self._registered.keys() - wanted.keys():
             self._unregister(*key)
         for (tenant_name, agent_id), definition in wanted.items():
             make = self._runners.get(definition.kind)
             body = make(definition) if make is not None else None
             if body is not None and definition.kind_rules.retried:
                 body = RetriedAgent(body, definition.retries or Retries())
-            if body is not None and self._programs.get((tenant_name, agent_id)) != definition:
+            if body is not None and self._registered.get((tenant_name, agent_id)) != definition:
                 self._register(tenant_name, definition, body)
                 if self._remotes is not None and definition.kind_rules.place == "remote":
                     identity = self._catalogue.identity(tenant_name, agent_id)
                     self._remotes.cancels.resume(identity, _target(definition))
                 if agent_id not in (INDEX, ELSEWHERE, PEERS):
                     self._log.info("agents.registered", agent=agent_id, tenant=tenant_name)
-        self._programs, self._seen = wanted, seen
+        self._registered, self._changes_seen = wanted, changes
 
     @cached_property
     def _runners(self) -> Mapping[AgentKind, Callable[[AgentDefinition], RunnableAgent | None]]:
@@ -182,7 +184,7 @@ class AgentSync:
         if (peers := self._peers) is not None:
             # A task for a peer that was called by name has its own target.
             found["peer"] = lambda definition: PeerAgent(
-                peers, peer_target(definition) if definition is not _OF_PEERS else None
+                peers, peer_target(definition) if definition is not _ANY_PEER_AGENT else None
             )
         return found
 
@@ -193,15 +195,15 @@ class AgentSync:
 
     def _register(self, tenant: str, definition: AgentDefinition, body: RunnableAgent) -> None:
         rules = definition.kind_rules
-        usual = self._remote_concurrency if rules.waits_for_others else 0
-        again = rules.repeatable or (self._models is not None and self._models.repeatable(definition))
+        default_concurrency = self._remote_concurrency if rules.waits_for_others else 0
+        repeatable = rules.repeatable or (self._models is not None and self._models.repeatable(definition))
         self._workers.register(
             self._catalogue.identity(tenant, definition.id),
             body,
-            concurrency=definition.concurrency or usual,
+            concurrency=definition.concurrency or default_concurrency,
             timeout_ms=definition.turn_timeout_ms,
-            idempotent=definition.idempotent or again,
-            on_lost="requeue" if again else definition.on_lost,
+            idempotent=definition.idempotent or repeatable,
+            on_lost="requeue" if repeatable else definition.on_lost,
             follows=rules.repeatable,
             rate_per_min=definition.rate_per_min,
         )
@@ -216,7 +218,7 @@ class AgentSync:
 
 def _target(definition: AgentDefinition) -> Target | None:
     """Where a remote agent is; None if each task has its own target."""
-    if definition is _CALLED_BY_ADDRESS:
+    if definition is _ANY_REMOTE_AGENT:
         return None
     return Target(url=definition.url) if definition.url else Target(name=definition.id)
 
@@ -243,7 +245,7 @@ class Agents:
 class Features:
     """The features of agents, for their cards. Read for each card, since tool servers come and go."""
 
-    set_up: CardFeatures
+    from_settings: CardFeatures
     tools: McpTools
     services: ToolServices
     models: Models
@@ -251,7 +253,7 @@ class Features:
 
     def now(self) -> CardFeatures:
         return msgspec.structs.replace(
-            self.set_up,
+            self.from_settings,
             tools=self.tools.all,
             abilities=self.services.abilities if self.models.default is not None else frozenset(),
             mcp_tenants=self.tools.tenants,
@@ -282,7 +284,7 @@ async def open_agents(
         models = Models(settings.model)
         stack.push_async_callback(models.close)
         if settings.model.name and models.default is None:
-            log.warning("model.unusable", model=settings.model.name, why=models.trouble)
+            log.warning("model.unusable", model=settings.model.name, why=models.problem)
         remotes = RemoteAgents(settings.home, fetcher, ledger, depth_max=settings.delegation.depth_max, log=log)
         stack.push_async_callback(remotes.close)
         remote_cards = RemoteCards(remotes.registry, remotes.card, time.monotonic)
@@ -311,16 +313,16 @@ async def open_agents(
         sync.serve(served)
         await remotes.prepare()
         await sync.step()
-        set_up, grpc = card_features(settings, servers.value), base.listeners.grpc
+        from_settings, grpc = card_features(settings, servers.value), base.listeners.grpc
         if grpc is not None:
             address = settings.grpc.public_address
-            set_up = msgspec.structs.replace(set_up, grpc_port=grpc.port, grpc_address=address)
+            from_settings = msgspec.structs.replace(from_settings, grpc_port=grpc.port, grpc_address=address)
         writer = TaskWriter(ledger, workers, base.telemetry.tracer, base.access.intake, base.access.files)
         yield Agents(
             workers=workers,
             remotes=remotes,
             exchange=_make_exchange(base, workers),
-            features=Features(set_up, tools, services, models, remotes),
+            features=Features(from_settings, tools, services, models, remotes),
             stacks=sync.stacks,
             schedules=ScheduleAdmin(ledger, catalogue, writer),
             files=(servers, prices),
@@ -333,8 +335,8 @@ async def open_agents(
 
 
 def _reloaders(sync: AgentSync, served: Sequence[LoadedAgent], files: Sequence[ServedFile]) -> Sequence[Scheduler]:
-    others = [agent for agent in served if (agent.path, agent.tenant) not in files]
-    return (AgentReloader(files, lambda found: sync.serve([*found, *others]), Log()),) if files else ()
+    kept = [agent for agent in served if (agent.path, agent.tenant) not in files]
+    return (AgentReloader(files, lambda found: sync.serve([*found, *kept]), Log()),) if files else ()
 
 
 def _make_exchange(base: Base, workers: WorkerPool) -> A2AExchange:

@@ -142,7 +142,7 @@ def make_doors(base: Base, agents: Agents, peers: Peers | None, sources: Mapping
             agents.exchange,
             access.tenant_auth,
             meter=meter,
-            tools=agents.features.set_up.tools,
+            tools=agents.features.from_settings.tools,
             link=_file_link(base),
         ),
         *pages.routes(),
@@ -194,7 +194,7 @@ def _make_admission(
         published.admits,
         pool,
         files=access.files.links,
-        peer_profiles=agents.features.set_up.peer_profiles,
+        peer_profiles=agents.features.from_settings.peer_profiles,
     )
 
 
@@ -328,7 +328,7 @@ def _make_push(base: Base, exchange: A2AExchange) -> tuple[PushConfigs, Schedule
 
 
 def _file_link(base: Base) -> Link:
-    """The base URL for answers that do not know the host name of their request."""
+    """Makes links to files for answers whose request had no host name."""
     files, url = base.access.files, _local_url(base)
     return lambda file: files.links.url_of(file, url)
 
@@ -375,7 +375,7 @@ def _serves_ui(settings: Settings) -> bool:
 
 
 def _local_url(base: Base) -> str:
-    """Where a browser on this machine finds HTTP."""
+    """The URL of HTTP for a browser on this machine."""
     return base.settings.http.public_base_url.rstrip("/") or _listener_url(base)
 
 

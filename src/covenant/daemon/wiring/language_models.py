@@ -24,44 +24,44 @@ LIBRARY: Final = "pydantic_ai"
 
 
 class Models:
-    """A model by `provider:name`. `trouble` says why there is none."""
+    """The language models of a daemon. `problem` says why the last one that was tried cannot be used."""
 
     def __init__(self, settings: ModelSettings) -> None:
         self._settings = settings
-        self._made: dict[str, Model] = {}
-        self.trouble = ""
+        self._opened: dict[str, Model] = {}
+        self.problem = ""
         self.default = self._open(settings.name) if settings.name else None
 
-    def of(self, definition: AgentDefinition) -> Model | None:
-        """The daemon's, unless the definition names another one that the operator allows."""
-        return (self.named(definition.model) if definition.model else None) or self.default
+    def model_of(self, definition: AgentDefinition) -> Model | None:
+        """The daemon's model, unless the definition names another one that the operator allows."""
+        return (self.allowed_model(definition.model) if definition.model else None) or self.default
 
     def fallbacks(self, definition: AgentDefinition) -> tuple[Model, ...]:
         """The models that its definition names, or else the operator's own, each once."""
         found = self._usable(definition.fallback_models or self._settings.fallbacks)
-        return tuple(model for model in found if model is not self.of(definition))
+        return tuple(model for model in found if model is not self.model_of(definition))
 
-    def advising(self, advisor: Advisor) -> tuple[Model, ...]:
+    def advisor_models(self, advisor: Advisor) -> tuple[Model, ...]:
         """The models of an advisor, in the order in which they are asked."""
         return self._usable((advisor.model, *advisor.fallback_models))
 
     def _usable(self, names: Iterable[str]) -> tuple[Model, ...]:
         """The models that the operator allows, each once."""
-        return tuple({id(model): model for name in names if (model := self.named(name)) is not None}.values())
+        return tuple({id(model): model for name in names if (model := self.allowed_model(name)) is not None}.values())
 
-    def named(self, name: str) -> Model | None:
+    def allowed_model(self, name: str) -> Model | None:
         """This model, if the operator allows it and it can be used."""
         name = name.replace("/", ":", 1)
         if self.default is None or name == self._settings.name:
             return self.default
         if name not in (*self._settings.others, *self._settings.fallbacks):
             return None
-        if name not in self._made:
+        if name not in self._opened:
             other = self._open(name)
             if other is None:
                 return None
-            self._made[name] = other
-        return self._made[name]
+            self._opened[name] = other
+        return self._opened[name]
 
     def can_work(self, definition: AgentDefinition) -> bool:
         """Whether a model for this agent can be used, as far as is known."""
@@ -70,18 +70,18 @@ class Models:
 
     async def close(self) -> None:
         """Models close their connections when their context is left."""
-        for model in filter(None, (self.default, *self._made.values())):
+        for model in filter(None, (self.default, *self._opened.values())):
             async with model:
                 pass
 
     def _open(self, name: str) -> Model | None:
         if find_spec(LIBRARY) is None:
-            self.trouble = f"the extra is not installed: {install_command('model')}"
+            self.problem = f"the extra is not installed: {install_command('model')}"
             return None
         try:
             return self._infer(name)
         except Exception as error:  # noqa: BLE001  (whatever a provider raises when a key or a package is missing)
-            self.trouble = f"the model {name} cannot be used: {error}"
+            self.problem = f"the model {name} cannot be used: {error}"
             return None
 
     def _infer(self, name: str) -> Model:
@@ -120,16 +120,16 @@ class ModelAgents:
         return self.model(definition) or UnavailableAgent()
 
     def model(self, definition: AgentDefinition, *, remembers: bool = True) -> RunnableAgent | None:
-        model = self._models.of(definition)
+        model = self._models.model_of(definition)
         if model is None:
             return None
         from covenant.agents.model.model_agent import ModelAdvisor, ModelAgent  # noqa: PLC0415  (needs an extra)
 
         request_s, advisor, adviser = self._settings.request_ms / 1000, definition.advisor, None
         if advisor is not None and advisor.mode != "off":
-            second = self._models.advising(advisor)
-            if second:
-                adviser = ModelAdvisor(second[0], advisor, request_s=request_s, fallbacks=second[1:])
+            models = self._models.advisor_models(advisor)
+            if models:
+                adviser = ModelAdvisor(models[0], advisor, request_s=request_s, fallbacks=models[1:])
             elif advisor.mode == "gate":
                 return UnavailableAgent(
                     f"the model of this agent's advisor, {advisor.model}, cannot be used: name it in model.others"

@@ -68,7 +68,7 @@ class _Identity(msgspec.Struct, frozen=True):
 
 
 def stored_keys(keystore: Keystore, key: bytes) -> Mapping[str, str]:
-    """The instance's keys in a home, as a database keeps them. Nothing of an instance that has no identity yet."""
+    """The keys in a home, as a database stores them; none if the instance has no identity yet."""
     prekeys, past = keystore.read_prekeys(), keystore.read_past()
     own = keystore.read_instance_key() or (key if prekeys or past.changes else None)
     if own is None:
@@ -136,7 +136,7 @@ class SharedKeys:
         return self.keys
 
     async def refresh(self) -> None:
-        """Use the keys that the ledger has."""
+        """Uses the keys that the ledger has."""
         for name in self._adopters:
             known = self._seen.get(name)
             body = await self.ledger.secret(name)
@@ -166,8 +166,8 @@ class SharedKeys:
         known_ms = self.keys.void_before_ms
         self.keys.adopt_purpose_keys(decode_purpose_keys(data))
         if self.keys.void_before_ms > known_ms:
-            for tell in self.on_void:
-                tell()
+            for callback in self.on_void:
+                callback()
 
     async def renew(self, now_ms: int) -> None:
         """Replaces keys that are due, and drops expired prekeys."""
@@ -222,7 +222,7 @@ class SharedKeys:
             log.warning("peers.keys_not_saved", extra={"code": refusal.code, "reason": refusal.message})
 
     async def _agree(self) -> _Identity:
-        """The instance's identity: the ledger's, or this home's if it was changed since."""
+        """The instance's identity: the ledger's, or this home's if the home has changed it since."""
         keystore = self._keystore
         own = await asyncio.to_thread(keystore.read_instance_key)
         past = await asyncio.to_thread(keystore.read_past)

@@ -93,12 +93,12 @@ async def open_peer_services(base: Base, register: PoolRegister) -> AsyncIterato
     keys = base.storage.instance_keys
     assert keys is not None, "there are keys if peers are switched on"
     async with AsyncExitStack() as stack:
-        lines = PeerConnections(base.outbound.guard, user_agent=f"covenant/{covenant.__version__}")
-        stack.push_async_callback(lines.close)
+        connections = PeerConnections(base.outbound.guard, user_agent=f"covenant/{covenant.__version__}")
+        stack.push_async_callback(connections.close)
         context = PeerContext(
             ledger=base.storage.ledger,
             keyring=keys,
-            connections=lines,
+            connections=connections,
             settings=base.settings.peers,
             writer=TaskWriter(base.storage.ledger, register, base.telemetry.tracer, files=base.access.files),
             us=base.storage.operator.agent,
