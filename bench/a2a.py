@@ -1,6 +1,6 @@
 """a2a: the same agents behind our daemon, the official SDK's server (in memory and on SQLite) and fasta2a (in memory).
 
-Ours makes every task and every frame durable before it is told; of the others only the one on SQLite is.
+Our daemon makes every task and every frame durable before it sends it; of the others only the SDK on SQLite does.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Server(NamedTuple):
 
 
 Found = dict[tuple[str, str], list[Loaded]]
-"""By server and what it was asked."""
+"""The measurements, by server and kind of request."""
 
 
 def run(level: Level, workspace: Path) -> Table:
@@ -127,23 +127,25 @@ def _rows(found: Found, scale: Scale) -> Iterator[Row]:
     yield from _compared(found, "get", "per_s", f"GetTask, {READERS} at once", scale)
 
 
-def _compared(found: Found, asked: str, unit: str, what: str, scale: Scale) -> Iterator[Row]:
-    rates = {name: float(median(getattr(one, unit) for one in found[name, asked])) for name in (OURS, *scale.peers)}
+def _compared(found: Found, request_kind: str, unit: str, what: str, scale: Scale) -> Iterator[Row]:
+    rates = {
+        name: float(median(getattr(one, unit) for one in found[name, request_kind])) for name in (OURS, *scale.peers)
+    }
     for name, rate in rates.items():
         yield fact(f"{what}: {name}", rate, "/s")
     for name in scale.peers:
         faster = ratio(rates[OURS], rates[name])
-        target = _target(name, asked)
+        target = _target(name, request_kind)
         label = f"{what}: ours / {name}"
         yield fact(label, faster, "×") if target is None else at_least(label, faster, target, "×")
 
 
-def _target(name: str, asked: str) -> float | None:
-    if asked == "stream":
+def _target(name: str, request_kind: str) -> float | None:
+    if request_kind == "stream":
         return STREAMED.get(name)
-    if asked == "get":
+    if request_kind == "get":
         return READ.get(name)
-    return SENDS.get((name, int(asked.removeprefix("send "))))
+    return SENDS.get((name, int(request_kind.removeprefix("send "))))
 
 
 def send(method: str, text: str) -> dict[str, object]:
@@ -204,7 +206,7 @@ def peer_server(script: str, workspace: Path, *where: str) -> Iterator[Server]:
 
 
 def first_task(server: Server) -> str:
-    """A task that is there to be read."""
+    """The id of a task that can be read."""
     answer = json.loads(_post(server, server.echo, send("SendMessage", "hello world")))
     task_id: str = answer["result"]["task"]["id"]
     return task_id

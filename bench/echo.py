@@ -57,11 +57,11 @@ async def main() -> None:
             listener.listen()
             await uvicorn.Server(config).serve(sockets=[listener])
             return
-        server, asked = make_server(AsgiDoor(echo), settings), asyncio.Event()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asked.set)
+        server, stop = make_server(AsgiDoor(echo), settings), asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
         await server.start(listener)
         print(url_of(listener), flush=True)
-        await asked.wait()
+        await stop.wait()
         await server.stop(1)
 
 

@@ -24,8 +24,8 @@ class Scale(NamedTuple):
     tasks: int
     cycles: int
     rounds: int
-    asked: int
-    """A2A tasks, in a home of their own."""
+    a2a_tasks: int
+    """In a home of their own."""
 
 
 SCALES: Final[dict[Level, Scale]] = {
@@ -48,7 +48,7 @@ def run(level: Level, workspace: Path) -> Table:
         with_short.append(_round(short, scale))
         shutil.rmtree(short)
         with_long.append(_round(long, scale))
-    asked_long, asked_short = _asked(workspace, scale)
+    a2a_long_us, a2a_short_us = _a2a_cpu_us(workspace, scale)
     task_bytes = _task_bytes(workspace, scale.cycles * 10)
     return Table(
         part=NAME,
@@ -61,9 +61,9 @@ def run(level: Level, workspace: Path) -> Table:
             fact(f"cycles with {scale.tasks:,}", median(r.measured.per_s for r in with_long), "cycles/s"),
             fact("recent tasks: ratio", _ratio(with_long, with_short, "recent_us"), "×"),
             fact("queue: ratio", _ratio(with_long, with_short, "queue_us"), "×"),
-            fact(f"CPU an A2A task with {SHORT}", asked_short, "µs"),
-            fact(f"CPU an A2A task with {scale.asked:,}", asked_long, "µs"),
-            at_most("A2A: ratio", asked_long / asked_short, RATIO, "×"),
+            fact(f"CPU an A2A task with {SHORT}", a2a_short_us, "µs"),
+            fact(f"CPU an A2A task with {scale.a2a_tasks:,}", a2a_long_us, "µs"),
+            at_most("A2A: ratio", a2a_long_us / a2a_short_us, RATIO, "×"),
             at_most("A2A: disk a finished task, an echo of 600 bytes", task_bytes, TASK_BYTES, "bytes"),
             fact("archive", machine.folder_bytes(long) / 2**20, "MiB"),
             fact("building it", scale.tasks / built.seconds, "tasks/s"),
@@ -74,15 +74,15 @@ def run(level: Level, workspace: Path) -> Table:
     )
 
 
-def _asked(workspace: Path, scale: Scale) -> tuple[float, float]:
+def _a2a_cpu_us(workspace: Path, scale: Scale) -> tuple[float, float]:
     """CPU in µs of an A2A task with a long and with a short history, archiving included."""
-    long = workspace / "asked"
-    children.ours("history_builder", Built, long, "a2a", scale.asked, 0, timeout_s=BUILD_S)
+    long = workspace / "a2a"
+    children.ours("history_builder", Built, long, "a2a", scale.a2a_tasks, 0, timeout_s=BUILD_S)
     children.ours("history_builder", Built, long, "compact", 0, 0, timeout_s=BUILD_S)
     with_long: list[float] = []
     with_short: list[float] = []
     for number in range(scale.rounds):
-        short = workspace / f"asked-{number}"
+        short = workspace / f"a2a-{number}"
         children.ours("history_builder", Built, short, "a2a", SHORT, 0, timeout_s=BUILD_S)
         for home, found in ((short, with_short), (long, with_long)):
             built = children.ours("history_builder", Built, home, "a2a", scale.cycles, 0, timeout_s=BUILD_S)

@@ -61,10 +61,10 @@ async def main(home: str, what: str, count: int, live: int) -> Built:
         elif what == "history":
             await _history(ledger, mailbox, count)
         elif what == "a2a":
-            await _asked(ledger, mailbox, count, lambda: WORDS)
+            await _a2a_tasks(ledger, mailbox, count, lambda: WORDS)
         elif what == "echoes":
-            await _asked(ledger, mailbox, count, _words)
-        await _shared(live, lambda: mailbox.send_task(new_task()))
+            await _a2a_tasks(ledger, mailbox, count, _different_words)
+        await _repeat(live, lambda: mailbox.send_task(new_task()))
         await archived(mailbox)
         cpu_s = time.process_time() - opened_cpu_s
         if what == "compact":
@@ -89,7 +89,7 @@ async def _history(ledger: Ledger, mailbox: Mailbox, count: int) -> None:
     result = Result(task_id=first.id, status=ResultStatus.OK)
     await ledger.commit(Settle(task_id=first.id, holder=RECIPIENT, result=result))
     for done in range(1, count, SLICE):
-        await _shared(min(SLICE, count - done), lambda: _replay(ledger))
+        await _repeat(min(SLICE, count - done), lambda: _replay(ledger))
         while (await ledger.commit(_DRAIN)).results:
             pass
         await archived(mailbox)  # it is slower than this, and would refuse more in the end
@@ -122,18 +122,18 @@ def _repeated() -> Task:
     )
 
 
-def _words() -> str:
+def _different_words() -> str:
     """As long as a payload; of a vocabulary, as what people write is."""
     return " ".join(choices(VOCABULARY, k=PAYLOAD_BYTES // 4))[:PAYLOAD_BYTES]
 
 
-async def _asked(ledger: Ledger, mailbox: Mailbox, count: int, text: Callable[[], str]) -> None:
+async def _a2a_tasks(ledger: Ledger, mailbox: Mailbox, count: int, text: Callable[[], str]) -> None:
     for done in range(0, count, SLICE):
-        await _shared(min(SLICE, count - done), lambda: _ask(ledger, text()))
+        await _repeat(min(SLICE, count - done), lambda: _a2a_task(ledger, text()))
         await archived(mailbox)
 
 
-async def _ask(ledger: Ledger, text: str) -> None:
+async def _a2a_task(ledger: Ledger, text: str) -> None:
     task_id = TaskId(str(uuid4()))
     task = Task(
         id=task_id,
@@ -147,20 +147,20 @@ async def _ask(ledger: Ledger, text: str) -> None:
     )
     accepted = await ledger.commit(Accept(task=task, digest=fingerprint(task)[0], starter=_STARTER, minted=True))
     assert accepted.leased is not None
-    said = ArtifactUpdate(f"{task_id}-text-0", (Text(text),), name="response")
+    answer = ArtifactUpdate(f"{task_id}-text-0", (Text(text),), name="response")
     end = ArtifactUpdate(f"{task_id}-text-0", (Text(""),), append=True, last_chunk=True)
     await ledger.commit(
         Advance(
             task_id=task_id,
             holder=RECIPIENT,
             lease_id=accepted.leased.lease.lease_id,
-            updates=(said, end),
+            updates=(answer, end),
             result=Result(task_id=task_id, status=ResultStatus.OK, content=(Text(text),)),
         )
     )
 
 
-async def _shared(count: int, make: Callable[[], Awaitable[object]]) -> None:
+async def _repeat(count: int, make: Callable[[], Awaitable[object]]) -> None:
     """Do it so many times, with many callers at once."""
     left = count
 

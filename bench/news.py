@@ -41,8 +41,8 @@ async def _open(url: str, node: str, *, polls: bool) -> PostgresLedger:
     return await open_postgres_ledger(url, clock=now_ms, monotonic_ms=monotonic_ms, node=node, pooler=polls)
 
 
-async def main(url: str, way: str, count: int) -> Seen:
-    here, there = [await _open(url, node, polls=way == "poll") for node in ("here", "there")]
+async def main(url: str, mode: str, count: int) -> Seen:
+    here, there = [await _open(url, node, polls=mode == "poll") for node in ("here", "there")]
     try:
         task = new_task()
         starter = Starter(RECIPIENT, here.node, here.boot)
@@ -65,12 +65,12 @@ async def _step(here: PostgresLedger, watch: TaskWatch, task_id: TaskId, lease_i
     seen = asyncio.create_task(_see(watch, came_s))
     update = ArtifactUpdate(str(uuid4()), (Text("word"),))
     reported = await here.commit(Report(task_id=task_id, holder=RECIPIENT, lease_id=lease_id, update=update))
-    told_s = time.perf_counter()
+    acknowledged_s = time.perf_counter()
     while reported.generation not in came_s:
         await seen
         seen = asyncio.create_task(_see(watch, came_s))
     seen.cancel()
-    return max(0.0, came_s[reported.generation] - told_s) * 1e3
+    return max(0.0, came_s[reported.generation] - acknowledged_s) * 1e3
 
 
 async def _see(watch: TaskWatch, came_s: dict[int, float]) -> None:

@@ -71,8 +71,8 @@ class Scale(NamedTuple):
     steps: int
     behind: int
     """Finished tasks behind a task whose cost in the database is measured."""
-    asked: int
-    """How many tasks each such measurement has."""
+    a2a_tasks: int
+    """The tasks of each such measurement."""
     held: int
     """Cycles while a snapshot is held, before the claims are measured."""
     peers: bool = True
@@ -225,11 +225,11 @@ def _callers(url: str, callers: int, extent: float) -> Measured:
 
 
 def _seen(scale: Scale, database: Database) -> Iterator[Row]:
-    for way, (p50_ms, p99_ms) in SEEN_MS.items():
-        url = _new(database, f"seen_{way}")
-        seen = children.ours("news", Seen, url, way, scale.steps, timeout_s=120.0)
-        yield at_most(f"a step seen on another node, by {way}ing: p50", seen.p50_ms, p50_ms, "ms")
-        yield at_most(f"a step seen on another node, by {way}ing: p99", seen.p99_ms, p99_ms, "ms")
+    for mode, (p50_ms, p99_ms) in SEEN_MS.items():
+        url = _new(database, f"seen_{mode}")
+        seen = children.ours("news", Seen, url, mode, scale.steps, timeout_s=120.0)
+        yield at_most(f"a step seen on another node, by {mode}ing: p50", seen.p50_ms, p50_ms, "ms")
+        yield at_most(f"a step seen on another node, by {mode}ing: p99", seen.p99_ms, p99_ms, "ms")
 
 
 # Much behind
@@ -237,16 +237,16 @@ def _seen(scale: Scale, database: Database) -> Iterator[Row]:
 
 def _behind(scale: Scale, database: Database) -> Iterator[Row]:
     short = _new(database, "short")
-    _asked(short, SHORT)
+    _run_a2a_tasks(short, SHORT)
     long = _new(database, "long", "short")
     _multiply(long, scale.behind)
-    yield from _written(short, scale.asked)
+    yield from _written(short, scale.a2a_tasks)
     spent_us: dict[str, list[float]] = {short: [], long: []}
     for _ in range(scale.rounds):
         for url, spent in spent_us.items():
             cpu_s = machine.cpu_s(database.pid)
-            _asked(url, scale.asked)
-            spent.append((machine.cpu_s(database.pid) - cpu_s) / scale.asked * 1e6)
+            _run_a2a_tasks(url, scale.a2a_tasks)
+            spent.append((machine.cpu_s(database.pid) - cpu_s) / scale.a2a_tasks * 1e6)
     few, many = median(spent_us[short]), median(spent_us[long])
     yield fact(f"CPU of the database, an A2A task with {SHORT:,} behind it", few, "µs")
     yield fact(f"CPU of the database, an A2A task with {scale.behind:,} behind it", many, "µs")
@@ -266,13 +266,13 @@ def _written(url: str, count: int) -> Iterator[Row]:
         return row[0], row[1]
 
     wal_before, kept_before = _connected(url, look)
-    _asked(url, count)
+    _run_a2a_tasks(url, count)
     wal_after, kept_after = _connected(url, look)
     yield fact("WAL of an A2A task, after a checkpoint", (wal_after - wal_before) / count, "bytes")
     yield fact("kept of an A2A task, with its indexes", (kept_after - kept_before) / count, "bytes")
 
 
-def _asked(url: str, count: int) -> None:
+def _run_a2a_tasks(url: str, count: int) -> None:
     children.ours("history_builder", Built, url, "a2a", count, 0, timeout_s=BUILD_S)
 
 

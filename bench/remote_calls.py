@@ -59,7 +59,7 @@ class Daemon(NamedTuple):
     def token(self) -> str:
         return (self.home / "operator.token").read_text(encoding="ascii").strip()
 
-    def know(self, **agents: dict[str, Any]) -> None:
+    def set_remote_agents(self, **agents: dict[str, Any]) -> None:
         (self.home / "a2a_agents.json").write_text(json.dumps({"agents": agents}), encoding="utf-8")
 
 
@@ -98,7 +98,7 @@ def _turns(workspace: Path, scale: Scale) -> list[tuple[float, float]]:
         def turn(which: int) -> float:
             begun = time.perf_counter()
             headers = {"authorization": f"Bearer {tokens[which]}", "content-type": "application/json"}
-            connections[which].request("POST", "/v1/a2a/agents/index", _asking("What is the forecast?"), headers)
+            connections[which].request("POST", "/v1/a2a/agents/index", _send_body("What is the forecast?"), headers)
             if b"sunny" not in connections[which].getresponse().read():
                 raise children.ChildFailedError("a turn was not answered")
             return (time.perf_counter() - begun) * 1e3
@@ -110,7 +110,7 @@ def _turns(workspace: Path, scale: Scale) -> list[tuple[float, float]]:
             if time.perf_counter() >= look_at:
                 looks, look_at = looks + 1, time.perf_counter() + LOOKING_S
                 places = {f"dead{n}": f"http://127.0.0.1:{DEAD_PORT + n}/{looks}" for n in range(scale.dead)}
-                beside.know(**{name: {"url": url} for name, url in places.items()})
+                beside.set_remote_agents(**{name: {"url": url} for name, url in places.items()})
             first = len(pairs) % 2
             times = {first: turn(first), 1 - first: turn(1 - first)}
             pairs.append((times[0], times[1]))
@@ -123,7 +123,7 @@ async def _held(workspace: Path, scale: Scale) -> tuple[list[float], float]:
     """The memory of the caller at its highest, in each round; and how long the slowest call took."""
     with _daemon(workspace, "w") as working, _daemon(workspace, "c") as calling:
         place = {"url": f"http://127.0.0.1:{working.port}/v1/a2a/agents/sleeper", "auth": {"token": working.token}}
-        calling.know(there=place)
+        calling.set_remote_agents(there=place)
         peaks: list[float] = []
         slowest: list[float] = []
         limits = httpx2.Limits(max_connections=scale.calls)
@@ -132,8 +132,8 @@ async def _held(workspace: Path, scale: Scale) -> tuple[list[float], float]:
             for number in range(scale.rounds):
                 peaks.append(0.0)
                 sampling = asyncio.create_task(_highest(calling.pid, peaks))
-                asked = [f"{scale.call_s} {number} {each}" for each in range(scale.calls)]
-                slowest.append(max(await asyncio.gather(*(_call(client, calling, words) for words in asked))))
+                texts = [f"{scale.call_s} {number} {each}" for each in range(scale.calls)]
+                slowest.append(max(await asyncio.gather(*(_call(client, calling, words) for words in texts))))
                 sampling.cancel()
         return peaks, max(slowest)
 
@@ -147,13 +147,13 @@ async def _highest(pid: int, peaks: list[float]) -> None:
 async def _call(client: httpx2.AsyncClient, daemon: Daemon, words: str) -> float:
     begun = time.perf_counter()
     url = f"http://127.0.0.1:{daemon.port}/v1/a2a/agents/relay"
-    answer = await client.post(url, content=_asking(words), headers={"content-type": "application/json"})
+    answer = await client.post(url, content=_send_body(words), headers={"content-type": "application/json"})
     if len(answer.json()["result"]["task"]["artifacts"][0]["parts"][0]["text"]) != ANSWER_CHARACTERS:
         raise children.ChildFailedError(f"a call was not answered: {answer.text[:500]}")
     return time.perf_counter() - begun
 
 
-def _asking(words: str) -> bytes:
+def _send_body(words: str) -> bytes:
     message = {"messageId": words, "role": "ROLE_USER", "parts": [{"text": words}]}
     return json.dumps({"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": {"message": message}}).encode()
 

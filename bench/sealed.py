@@ -75,9 +75,9 @@ def _delegations(workspace: Path, count: int) -> float:
         asking.call.ask("add_peer", url=working.url, name="p")
         working.call.ask("add_peer", url=asking.url, name="r")
         for each in (asking, working):
-            _verified(each)
+            _wait_until_verified(each)
         # The first asks what the other can do, and gets its token.
-        return float(median([_delegated(asking.call, number) for number in range(count + 1)][1:]))
+        return float(median([_delegate_ms(asking.call, number) for number in range(count + 1)][1:]))
 
 
 class Daemon(NamedTuple):
@@ -97,7 +97,7 @@ def _daemon(workspace: Path, name: str, *files: str) -> Iterator[Daemon]:
             yield Daemon(f"http://127.0.0.1:{port}", call)
 
 
-def _verified(daemon: Daemon) -> None:
+def _wait_until_verified(daemon: Daemon) -> None:
     until = time.perf_counter() + VERIFIED_S
     while daemon.call.ask("list_peers")["peers"][0]["trustLevel"] == "peer":
         if time.perf_counter() > until:
@@ -105,7 +105,7 @@ def _verified(daemon: Daemon) -> None:
         time.sleep(0.05)
 
 
-def _delegated(call: DaemonClient, number: int) -> float:
+def _delegate_ms(call: DaemonClient, number: int) -> float:
     begun = time.perf_counter()
     task = call.ask("delegate", profile="worker", task=f"number {number}", peerId="p")["delegationId"]
     while True:

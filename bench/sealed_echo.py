@@ -95,11 +95,11 @@ class Echo:
 async def main() -> None:
     settings = HttpSettings(port=0)
     with bound(settings) as listener:
-        server, asked = make_server(AsgiDoor(Echo()), settings), asyncio.Event()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asked.set)
+        server, stop = make_server(AsgiDoor(Echo()), settings), asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
         await server.start(listener)
         print(url_of(listener), flush=True)
-        await asked.wait()
+        await stop.wait()
         await server.stop(1)
 
 

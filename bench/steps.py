@@ -93,8 +93,8 @@ async def _steps(ledger: EmbeddedLedger, steps: int) -> list[Row]:
 
 async def _send(ledger: EmbeddedLedger, not_before_ms: int | None = None) -> TaskId:
     task_id = TaskId(str(uuid4()))
-    said = str(not_before_ms)
-    task = Task(id=task_id, sender=ANN, recipient=BOB, intent_text=said, origin="a2a", not_before_ms=not_before_ms)
+    text = str(not_before_ms)
+    task = Task(id=task_id, sender=ANN, recipient=BOB, intent_text=text, origin="a2a", not_before_ms=not_before_ms)
     await ledger.commit(Accept(task=task, digest=fingerprint(task)[0], minted=True))
     return task.id
 

@@ -1,4 +1,4 @@
-"""Count what a newcomer has to find their way through: modules, lines, names that stand for two things.
+"""Counts what a newcomer must find a way through: modules, lines, names that stand for two things.
 
     python scripts/count_modules.py             # the table
     python scripts/count_modules.py --list      # and what was counted
@@ -92,8 +92,8 @@ def count(everything: list[Module]) -> list[Row]:
             ((name, f"{module.name}.{name}") for module in everything for name in module.classes),
             15,
         ),
-        _listed("modules named by a gerund or a metaphor", filter(_is_riddle, everything), 0),
-        _listed("modules with one importer, outside the CLI", _closets(found), 40),
+        _listed("modules named by a gerund or a metaphor", filter(_is_unclear, everything), 0),
+        _listed("modules with one importer, outside the CLI", _with_one_importer(found), 40),
         _listed("modules of the CLI", (module for module in found if _is_cli(module)), 19),
     ]
 
@@ -111,7 +111,7 @@ def _listed(what: str, chosen: Iterator[Module], bound: int) -> Row:
     return Row(what, len(names), bound, names)
 
 
-def _is_riddle(module: Module) -> bool:
+def _is_unclear(module: Module) -> bool:
     words = module.stem.split("_")
     return any(word in METAPHORS for word in words) or (words[-1].endswith("ing") and words[-1] not in FIELD_WORDS)
 
@@ -120,7 +120,7 @@ def _is_cli(module: Module) -> bool:
     return module.name.split(".")[1:2] == ["cli"]
 
 
-def _closets(found: list[Module]) -> Iterator[Module]:
+def _with_one_importer(found: list[Module]) -> Iterator[Module]:
     importers: dict[str, set[str]] = defaultdict(set)
     for module in found:
         for imported in module.imports:

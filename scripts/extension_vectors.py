@@ -97,14 +97,14 @@ class Flow:
 
     def __init__(self, sides: dict[str, Side], name: str, about: str) -> None:
         self._sides = sides
-        self._said = dict.fromkeys(sides, 0)
+        self._numbers = dict.fromkeys(sides, 0)
         self.name, self.about = name, about
         self.steps: list[dict[str, Any]] = []
 
-    def say(self, sender: str, message: DelegationMessage, *, numbered: bool = True) -> None:
+    def add(self, sender: str, message: DelegationMessage, *, numbered: bool = True) -> None:
         recipient = next(each for each in self._sides if each != sender)
         if numbered:
-            self._said[sender] += 1
+            self._numbers[sender] += 1
         a, b = self._sides[sender], self._sides[recipient]
         body = wire.encode(message)
         now_ms = NOW + 1_000 * len(self.steps)
@@ -116,7 +116,7 @@ class Flow:
             prekey=b.hybrid_prekey or b.prekey.prekey,
             jti=f"{self.name}-{len(self.steps) + 1}",
             now_ms=now_ms,
-            seq=self._said[sender] if numbered else None,
+            seq=self._numbers[sender] if numbered else None,
         )
         self.steps.append(
             {
@@ -158,36 +158,36 @@ def main() -> None:
 
 
 def _verify(sides: dict[str, Side], flow: Flow) -> str:
-    asking, asked = sides["requester"], sides["provider"]
+    requester, provider = sides["requester"], sides["provider"]
     query = CapabilityQuery(
-        nonce="A" * 43, versions=asking.versions, keys=asking.keys, hybrid_prekey=asking.hybrid_prekey
+        nonce="A" * 43, versions=requester.versions, keys=requester.keys, hybrid_prekey=requester.hybrid_prekey
     )
     terms = Narrowing(profiles=frozenset({"coder"}), budget=50_000, depth=2, expires_at_ms=NOW + 86_400_000)
-    token = issue(asked.tokens, asking.identity.id, terms)
+    token = issue(provider.tokens, requester.identity.id, terms)
     response = CapabilityResponse(
-        provider=asked.identity.id,
-        audience=asking.identity.id,
+        provider=provider.identity.id,
+        audience=requester.identity.id,
         nonce=query.nonce,
-        versions=asked.versions,
+        versions=provider.versions,
         profiles=(Profile(name="coder", description="Writes code.", max_token_budget=50_000),),
         active_delegations=0,
         free_slots=5,
         trust_level=Trust.VERIFIED,
-        keys=asked.keys,
+        keys=provider.keys,
         issued_at_ms=NOW,
         expires_at_ms=NOW + 300_000,
         token=token,
     )
-    flow.say("requester", query, numbered=False)
-    flow.say("provider", sign_capabilities(asked.proofs, response), numbered=False)
+    flow.add("requester", query, numbered=False)
+    flow.add("provider", sign_capabilities(provider.proofs, response), numbered=False)
     return token
 
 
 def _hybrid(sides: dict[str, Side]) -> Flow:
     flow = Flow(sides, "hybrid", "As verify, then an offer and its reject, all sealed with the hybrid suite.")
     offer = _offer(sides, _verify(sides, flow), 9, profile="painter")
-    flow.say("requester", offer)
-    flow.say("provider", DelegationReject(offer_id=offer.offer_id, code="no_profile", reason="no profile painter"))
+    flow.add("requester", offer)
+    flow.add("provider", DelegationReject(offer_id=offer.offer_id, code="no_profile", reason="no profile painter"))
     return flow
 
 
@@ -197,7 +197,7 @@ def _certified(sides: dict[str, Side]) -> Flow:
 
 
 def _offer(sides: dict[str, Side], token: str, number: int, profile: str = "coder") -> DelegationOffer:
-    asking, asked = sides["requester"], sides["provider"]
+    requester, provider = sides["requester"], sides["provider"]
     offer_id = f"00000000-0000-4000-8000-00000000000{number}"
     further = Narrowing(profiles=frozenset({"coder"}), budget=1_000, depth=1, offer_id=offer_id)
     offer = DelegationOffer(
@@ -209,10 +209,10 @@ def _offer(sides: dict[str, Side], token: str, number: int, profile: str = "code
         depth_remaining=1,
         context="the repository is in Python",
         deadline_ms=NOW + 120_000,
-        via=(asking.identity.id,),
-        token=narrow(token, asked.identity.key, further, sealed=True),
+        via=(requester.identity.id,),
+        token=narrow(token, provider.identity.key, further, sealed=True),
     )
-    return assert_offer(asking.proofs, offer, provider=asked.identity.id)
+    return assert_offer(requester.proofs, offer, provider=provider.identity.id)
 
 
 def _delegation_id(number: int) -> str:
@@ -234,10 +234,10 @@ def _complete(sides: dict[str, Side], token: str) -> Flow:
 
 
 def _completed(sides: dict[str, Side], token: str, flow: Flow) -> Flow:
-    offer, asked = _offer(sides, token, 1), sides["provider"]
+    offer, provider = _offer(sides, token, 1), sides["provider"]
     usage = TokenUsage(prompt=10, completion=5, total=15)
-    flow.say("requester", offer)
-    flow.say("provider", _accept(offer, 1))
+    flow.add("requester", offer)
+    flow.add("provider", _accept(offer, 1))
     report = StatusReport(
         offer_id=offer.offer_id,
         delegation_id=_delegation_id(1),
@@ -247,13 +247,13 @@ def _completed(sides: dict[str, Side], token: str, flow: Flow) -> Flow:
         message="thinking",
         token_usage=TokenUsage(prompt=10, completion=0, total=10),
     )
-    flow.say("provider", report)
-    salt_key = derived_secret(asked.seed, "transcript")
-    asked_for = TranscriptEntry(seq=1, role="user", content=offer.task, at_ms=NOW + 1)
-    answered = TranscriptEntry(seq=2, role="assistant", content="assert 1 + 1 == 2", at_ms=NOW + 2)
+    flow.add("provider", report)
+    salt_key = derived_secret(provider.seed, "transcript")
+    question_line = TranscriptEntry(seq=1, role="user", content=offer.task, at_ms=NOW + 1)
+    answer_line = TranscriptEntry(seq=2, role="assistant", content="assert 1 + 1 == 2", at_ms=NOW + 2)
     lines = tuple(
         msgspec.structs.replace(line, salt=line_salt(salt_key, _delegation_id(1), line.seq))
-        for line in (asked_for, answered)
+        for line in (question_line, answer_line)
     )
     result = DelegationResult(
         offer_id=offer.offer_id,
@@ -265,22 +265,22 @@ def _completed(sides: dict[str, Side], token: str, flow: Flow) -> Flow:
         duration_ms=1_200,
     )
     proof = sign_proof(
-        asked.proofs,
+        provider.proofs,
         requester=sides["requester"].identity.id,
         offer=offer,
         result=result,
         transcript=lines,
         now_ms=NOW + 3_000,
     )
-    flow.say("provider", msgspec.structs.replace(result, transcript=lines, proof=proof))
+    flow.add("provider", msgspec.structs.replace(result, transcript=lines, proof=proof))
     return flow
 
 
 def _reject(sides: dict[str, Side], token: str) -> Flow:
     flow = Flow(sides, "reject", "An offer of a profile that there is not is rejected.")
     offer = _offer(sides, token, 2, profile="poet")
-    flow.say("requester", offer)
-    flow.say(
+    flow.add("requester", offer)
+    flow.add(
         "provider", DelegationReject(offer_id=offer.offer_id, code="no_profile", reason="there is no such profile")
     )
     return flow
@@ -288,9 +288,9 @@ def _reject(sides: dict[str, Side], token: str) -> Flow:
 
 def _ask(sides: dict[str, Side], token: str) -> Flow:
     flow = Flow(sides, "ask", "The provider's agent asks something, and goes on with the answer.")
-    offer, asked = _offer(sides, token, 4), sides["provider"]
-    flow.say("requester", offer)
-    flow.say("provider", _accept(offer, 4))
+    offer, provider = _offer(sides, token, 4), sides["provider"]
+    flow.add("requester", offer)
+    flow.add("provider", _accept(offer, 4))
     question = StatusReport(
         offer_id=offer.offer_id,
         delegation_id=_delegation_id(4),
@@ -299,9 +299,9 @@ def _ask(sides: dict[str, Side], token: str) -> Flow:
         message="which colour?",
         question=3,
     )
-    flow.say("provider", question)
+    flow.add("provider", question)
     answer = DelegationInput(offer_id=offer.offer_id, delegation_id=_delegation_id(4), question=3, text="blue")
-    flow.say("requester", answer)
+    flow.add("requester", answer)
     result = DelegationResult(
         offer_id=offer.offer_id,
         delegation_id=_delegation_id(4),
@@ -312,24 +312,24 @@ def _ask(sides: dict[str, Side], token: str) -> Flow:
         duration_ms=900,
     )
     proof = sign_proof(
-        asked.proofs,
+        provider.proofs,
         requester=sides["requester"].identity.id,
         offer=offer,
         result=result,
         transcript=(),
         now_ms=NOW,
     )
-    flow.say("provider", msgspec.structs.replace(result, proof=proof))
+    flow.add("provider", msgspec.structs.replace(result, proof=proof))
     return flow
 
 
 def _cancel(sides: dict[str, Side], token: str) -> Flow:
     flow = Flow(sides, "cancel", "An offer that was accepted is cancelled.")
-    offer, asked = _offer(sides, token, 3), sides["provider"]
-    flow.say("requester", offer)
-    flow.say("provider", _accept(offer, 3))
+    offer, provider = _offer(sides, token, 3), sides["provider"]
+    flow.add("requester", offer)
+    flow.add("provider", _accept(offer, 3))
     cancel = DelegationCancel(offer_id=offer.offer_id, delegation_id=_delegation_id(3), reason="changed my mind")
-    flow.say("requester", cancel)
+    flow.add("requester", cancel)
     result = DelegationResult(
         offer_id=offer.offer_id,
         delegation_id=_delegation_id(3),
@@ -340,14 +340,14 @@ def _cancel(sides: dict[str, Side], token: str) -> Flow:
         duration_ms=500,
     )
     proof = sign_proof(
-        asked.proofs,
+        provider.proofs,
         requester=sides["requester"].identity.id,
         offer=offer,
         result=result,
         transcript=(),
         now_ms=NOW,
     )
-    flow.say("provider", msgspec.structs.replace(result, proof=proof))
+    flow.add("provider", msgspec.structs.replace(result, proof=proof))
     return flow
 
 

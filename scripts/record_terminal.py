@@ -65,15 +65,15 @@ class Piece(NamedTuple):
     pane: str
     text: str
     kind: str
-    """`typed`, `said`, or `note`: what a reader is told and nobody printed."""
+    """`typed`, `said` (printed by a program), or `note`: an explanation that nobody printed."""
 
 
 class Recorder:
     def __init__(self, folder: Path) -> None:
         self.pieces: list[Piece] = []
         self._folder = folder
-        given = os.environ.items()  # noqa: TID251  (what the recorded programs inherit)
-        kept = {name: value for name, value in given if not name.startswith("COVENANT_")}
+        inherited = os.environ.items()  # noqa: TID251  (what the recorded programs inherit)
+        kept = {name: value for name, value in inherited if not name.startswith("COVENANT_")}
         path = f"{COVENANT.parent}{os.pathsep}{kept.get('PATH', '')}"
         port = {"COVENANT_HOME": str(folder / "home"), "COVENANT_HTTP_PORT": str(_free_port())}
         self._env = {**kept, **port, "PATH": path, "COLUMNS": str(COLUMNS), "PYTHONUNBUFFERED": "1"}
@@ -82,7 +82,7 @@ class Recorder:
         self.pieces.append(Piece(time.monotonic(), pane, text, kind))
 
     def start(self, pane: str, command: str) -> subprocess.Popen[bytes]:
-        """Type a command that runs on. It is a process of its own, without a shell around it."""
+        """Types a command that keeps running, as a process of its own without a shell around it."""
         self.add(pane, f"$ {command}\n", "typed")
         words = "exec " + command.partition(" 2>")[0]
         with (self._folder / "daemon.log").open("ab") as log:
@@ -91,7 +91,7 @@ class Recorder:
             )
 
     def run(self, pane: str, command: str) -> str:
-        """Type a command and wait for its end."""
+        """Types a command, and waits for its end."""
         self.add(pane, f"$ {command}\n", "typed")
         done = subprocess.run(
             ["/bin/sh", "-c", command],
@@ -107,22 +107,22 @@ class Recorder:
         return done.stdout
 
     def follow(self, pane: str, process: subprocess.Popen[bytes], until: str | None) -> str:
-        """Record what a program says until it has said this; None: until its end."""
+        """Records what a program prints until it has printed this; None: until its end."""
         assert process.stdout is not None
-        said = b""
+        output = b""
         with selectors.DefaultSelector() as selector:
             selector.register(process.stdout, selectors.EVENT_READ)
-            while until is None or until.encode() not in said:
+            while until is None or until.encode() not in output:
                 if not selector.select(BOUND_S):
-                    raise TimeoutError(f"{process.args!r} said {said!r} and no more")
+                    raise TimeoutError(f"{process.args!r} printed {output!r} and no more")
                 more = os.read(process.stdout.fileno(), 4_096)
                 if not more:
                     if until is None:
                         break
-                    raise RuntimeError(f"{process.args!r} ended after {said!r}; {self._log()}")
-                said += more
+                    raise RuntimeError(f"{process.args!r} ended after {output!r}; {self._log()}")
+                output += more
                 self.add(pane, more.decode(), "said")
-        return said.decode()
+        return output.decode()
 
     def _log(self) -> str:
         return (self._folder / "daemon.log").read_text(encoding="utf-8")
@@ -208,8 +208,8 @@ def drawn(pieces: list[Piece]) -> str:
             body += [_text(column, y, piece) for column, piece in row]
         top += height + MARGIN_PX
     width = COLUMNS * CHARACTER_PX + 2 * MARGIN_PX + 2
-    said = "A client's stream goes on after the daemon was killed, started again, and its task requeued."
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {top}" role="img"><title>{said}</title>'
+    title = "A client's stream goes on after the daemon was killed, started again, and its task requeued."
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {top}" role="img"><title>{title}</title>'
     return "\n".join([head, f"<style>{STYLE}</style>", *body, "</svg>"]) + "\n"
 
 

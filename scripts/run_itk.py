@@ -44,14 +44,14 @@ import os
 import sys
 import tempfile
 
-named = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+ports = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 home = tempfile.mkdtemp(prefix="itk-")
 os.environ.pop("VIRTUAL_ENV", None)
 os.environ |= {{
     "COVENANT_HOME": home,
-    "COVENANT_HTTP_PORT": named["--httpPort"],
+    "COVENANT_HTTP_PORT": ports["--httpPort"],
     "COVENANT_GRPC_ENABLED": "true",
-    "COVENANT_GRPC_PORT": named["--grpcPort"],
+    "COVENANT_GRPC_PORT": ports["--grpcPort"],
     "COVENANT_A2A_PUBLISH": "itk",
     "COVENANT_A2A_PUBLISH_ANONYMOUS": "loopback",
     "COVENANT_A2A_PUSH_NOTIFICATIONS": "true",
@@ -76,17 +76,17 @@ def main() -> int:
     parser.add_argument("--peers", default=",".join(PEERS))
     parser.add_argument("--bindings", default=",".join(BINDINGS))
     parser.add_argument("--behaviours", default=",".join(BEHAVIOURS))
-    asked = parser.parse_args()
-    checkout = asked.checkout.resolve()
+    options = parser.parse_args()
+    checkout = options.checkout.resolve()
     mount = checkout / "agents" / "repo" / "itk"
     mount.mkdir(parents=True)
     try:
         agents = mount / "itk_agents.py"
         agents.write_text(AGENTS.format(folder=str(checkout / "agents" / "python" / "v10")))
-        (mount / "main.py").write_text(MOUNTED.format(covenant=str(asked.covenant.absolute()), agents=str(agents)))
+        (mount / "main.py").write_text(MOUNTED.format(covenant=str(options.covenant.absolute()), agents=str(agents)))
         os.chdir(checkout)
         sys.path.insert(0, str(checkout))
-        cases = list(product(asked.peers.split(","), asked.bindings.split(","), asked.behaviours.split(",")))
+        cases = list(product(options.peers.split(","), options.bindings.split(","), options.behaviours.split(",")))
         passed = asyncio.run(_run(cases))
     finally:
         shutil.rmtree(mount.parent)
@@ -111,11 +111,11 @@ async def _run(cases: list[Case]) -> int:
 
 
 async def _try(execute: Callable[..., Awaitable[dict[str, dict[str, Any]]]], case: Case) -> str:
-    peer, binding, named = case
-    behaviour, streamed = BEHAVIOURS[named]
+    peer, binding, name = case
+    behaviour, streamed = BEHAVIOURS[name]
     try:
         async with asyncio.timeout(CASE_S):
-            told = await execute(
+            outcomes = await execute(
                 sdks=[peer, "current"],
                 behavior=behaviour,
                 edges=BOTH_WAYS,
@@ -125,13 +125,13 @@ async def _try(execute: Callable[..., Awaitable[dict[str, dict[str, Any]]]], cas
             )
     except Exception as failure:  # noqa: BLE001  a case that raises has failed; the others go on
         return f"failed: {failure!r}"
-    return "passed" if all(outcome["passed"] for outcome in told.values()) else "failed"
+    return "passed" if all(outcome["passed"] for outcome in outcomes.values()) else "failed"
 
 
 def _commit(checkout: Path) -> str:
-    ask = ["git", "-C", str(checkout), "log", "-1", "--format=%h of %as"]
-    told = subprocess.run(ask, capture_output=True, text=True, check=False)
-    return told.stdout.strip() or "an unknown commit"
+    command = ["git", "-C", str(checkout), "log", "-1", "--format=%h of %as"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "an unknown commit"
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ from contextlib import suppress
 import grpc
 import httpx
 
-SAID = "Bearer " + os.environ["KIT_TOKEN"]
+HEADER = "Bearer " + os.environ["KIT_TOKEN"]
 
 
 def with_token(kind):
@@ -64,7 +64,7 @@ def with_token(kind):
 
     def init(self, *arguments, **options):
         made(self, *arguments, **options)
-        self.headers.setdefault("authorization", SAID)
+        self.headers.setdefault("authorization", HEADER)
 
     kind.__init__ = init
 
@@ -79,7 +79,7 @@ with suppress(ImportError):  # one of the kits has it
 
 class Adds(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
     def add(self, proceed, call, request):
-        call = call._replace(metadata=[*(call.metadata or ()), ("authorization", SAID)])
+        call = call._replace(metadata=[*(call.metadata or ()), ("authorization", HEADER)])
         return proceed(call, request)
 
     intercept_unary_unary = intercept_unary_stream = add
@@ -97,15 +97,15 @@ def main() -> int:
     parser.add_argument("--python", default=sys.executable, help="an interpreter that has the kit installed")
     parser.add_argument("--token", action="store_true", help="send the operator's token with each request")
     ours, _, theirs = " ".join(sys.argv[1:]).partition(" -- ")
-    asked = parser.parse_args(ours.split(), argparse.Namespace(arguments=theirs.split()))
+    options = parser.parse_args(ours.split(), argparse.Namespace(arguments=theirs.split()))
     with tempfile.TemporaryDirectory(prefix="kit-") as name:
         folder = Path(name)
-        (folder / "tck.py").write_text(_executor(asked.checkout) if asked.version == "1.0" else AGENT_03)
-        with _daemon(folder, asked.version) as url:
-            said = _run_kit(asked, folder, url)
-    print(said)
-    counts = {word: int(number) for line in said.splitlines()[-15:] for number, word in COUNTED.findall(line)}
-    print(f"A2A {asked.version} at {_commit(asked.checkout)}: {counts}")
+        (folder / "tck.py").write_text(_executor(options.checkout) if options.version == "1.0" else AGENT_03)
+        with _daemon(folder, options.version) as url:
+            output = _run_kit(options, folder, url)
+    print(output)
+    counts = {word: int(number) for line in output.splitlines()[-15:] for number, word in COUNTED.findall(line)}
+    print(f"A2A {options.version} at {_commit(options.checkout)}: {counts}")
     return 0
 
 
@@ -163,17 +163,17 @@ def _free_port() -> int:
         return port
 
 
-def _run_kit(asked: argparse.Namespace, folder: Path, url: str) -> str:
-    more = asked.arguments or ([] if asked.version == "1.0" else ["--category", "mandatory"])
-    target = "--sut-host" if asked.version == "1.0" else "--sut-url"
+def _run_kit(options: argparse.Namespace, folder: Path, url: str) -> str:
+    more = options.arguments or ([] if options.version == "1.0" else ["--category", "mandatory"])
+    target = "--sut-host" if options.version == "1.0" else "--sut-url"
     environment = dict(os.environ)  # noqa: TID251  (what is called needs the whole of it)
-    if asked.token:
+    if options.token:
         (folder / "sitecustomize.py").write_text(SIGN_IN)
         token = (folder / "home" / "operator.token").read_text().strip()
         environment |= {"PYTHONPATH": str(folder), "KIT_TOKEN": token}
     ran = subprocess.run(
-        [asked.python, "run_tck.py", target, url if asked.version == "1.0" else f"{url}/v1/a2a/agents/tck", *more],
-        cwd=asked.checkout,
+        [options.python, "run_tck.py", target, url if options.version == "1.0" else f"{url}/v1/a2a/agents/tck", *more],
+        cwd=options.checkout,
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -185,9 +185,9 @@ def _run_kit(asked: argparse.Namespace, folder: Path, url: str) -> str:
 
 
 def _commit(checkout: Path) -> str:
-    ask = ["git", "-C", str(checkout), "log", "-1", "--format=%h of %as"]
-    told = subprocess.run(ask, capture_output=True, text=True, check=False)
-    return told.stdout.strip() or "an unknown commit"
+    command = ["git", "-C", str(checkout), "log", "-1", "--format=%h of %as"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "an unknown commit"
 
 
 if __name__ == "__main__":

@@ -139,8 +139,8 @@ class SampleDaemon:
         params = {"message": message, "configuration": {"returnImmediately": not wait}}
         body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": params}).encode()
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json", "A2A-Version": "1.0"}
-        asked = urllib.request.Request(f"{self.url}/v1/a2a/agents/{agent}", body, headers)  # noqa: S310  (our own)
-        with urllib.request.urlopen(asked) as answer:  # noqa: S310
+        request = urllib.request.Request(f"{self.url}/v1/a2a/agents/{agent}", body, headers)  # noqa: S310  (our own)
+        with urllib.request.urlopen(request) as answer:  # noqa: S310
             found: str = json.load(answer)["result"]["task"]["id"]
         return found
 

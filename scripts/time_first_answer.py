@@ -6,7 +6,7 @@
 
 Each run begins in an empty folder: the environment is made, the packages come from the configured index (pip's cache is
 used as it is), the daemon starts, and an agent answers. Building the wheel is not part of its time. The machine's load
-and a measure of its speed are told, because both change the numbers.
+and a measure of its speed are printed, because both change the numbers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ HASHED_BYTES: Final = 256 * 1024 * 1024
 
 
 class Watch:
-    """Says how long each step took."""
+    """Prints how long each step took."""
 
     def __init__(self) -> None:
         self._began_s = self._last_s = time.monotonic()
@@ -53,7 +53,7 @@ class Watch:
 
 
 def cpu_s() -> float:
-    """What ended children have used."""
+    """The CPU time of child processes that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -72,16 +72,16 @@ def variables() -> dict[str, str]:
 
 
 def serve(*words: str | Path, cwd: Path, url: Path) -> subprocess.Popen[bytes]:
-    """Started in a group of its own, and listening."""
-    with (cwd / "said.log").open("wb") as said:
+    """Starts a daemon in a process group of its own, and waits until it listens."""
+    with (cwd / "output.log").open("wb") as output:
         command = [str(word) for word in words]
         daemon = subprocess.Popen(
-            command, cwd=cwd, env=variables(), stdout=said, stderr=subprocess.STDOUT, start_new_session=True
+            command, cwd=cwd, env=variables(), stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
     end_s = time.monotonic() + START_S
     while not url.exists():
         if daemon.poll() is not None or time.monotonic() > end_s:
-            sys.exit(f"{' '.join(command)} did not serve:\n{(cwd / 'said.log').read_text()}")
+            sys.exit(f"{' '.join(command)} did not serve:\n{(cwd / 'output.log').read_text()}")
         time.sleep(0.02)
     return daemon
 

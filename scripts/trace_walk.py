@@ -122,11 +122,11 @@ def _read(path: Path) -> dict[str, Any]:
     return found
 
 
-def _until(seen: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + WAIT_S
-    while not seen():
-        if time.monotonic() > until_s:
-            raise TimeoutError("the daemon did not do it in time")
+def _until(met: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + WAIT_S
+    while not met():
+        if time.monotonic() > end_s:
+            raise TimeoutError(f"the daemon was not ready within {WAIT_S:g} s")
         time.sleep(0.05)
 
 

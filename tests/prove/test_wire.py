@@ -135,19 +135,19 @@ def test_a_signature_holds_for_its_message_and_key_alone() -> None:
     for length in (0, 1, 1_000):
         message = b"x" * length
         signature = key.sign(message)
-        assert ed25519.holds(public, signature, message)
-        assert not ed25519.holds(public, signature, message + b"y")
-        assert not ed25519.holds(other.public_key().public_bytes_raw(), signature, message)
+        assert ed25519.is_valid(public, signature, message)
+        assert not ed25519.is_valid(public, signature, message + b"y")
+        assert not ed25519.is_valid(other.public_key().public_bytes_raw(), signature, message)
         for place in (0, 31, 32, 63):
             torn = signature[:place] + bytes([signature[place] ^ 1]) + signature[place + 1 :]
-            assert not ed25519.holds(public, torn, message)
-    assert not ed25519.holds(public, b"", b"")
-    assert not ed25519.holds(b"\xff" * 32, key.sign(b""), b"")
+            assert not ed25519.is_valid(public, torn, message)
+    assert not ed25519.is_valid(public, b"", b"")
+    assert not ed25519.is_valid(b"\xff" * 32, key.sign(b""), b"")
     # A scalar that is one order too large would make a second signature of the same message.
     order = 2**252 + 27742317777372353535851937790883648493
     signature = key.sign(b"m")
     larger = (int.from_bytes(signature[32:], "little") + order).to_bytes(32, "little")
-    assert not ed25519.holds(public, signature[:32] + larger, b"m")
+    assert not ed25519.is_valid(public, signature[:32] + larger, b"m")
 
 
 async def test_whoever_stays_connected_to_the_webhook_is_let_go_when_the_run_ends() -> None:

@@ -64,11 +64,11 @@ class Client:
         await self._http.aclose()
         self._http = self._open()
 
-    def speaks(self, interface: Interface) -> Client:
+    def with_interface(self, interface: Interface) -> Client:
         """The same caller with another version or binding."""
         return Client(interface, self.headers, self._wait_s)
 
-    def narrow(self, receive_bytes: int) -> Client:
+    def with_receive_buffer(self, receive_bytes: int) -> Client:
         """The same caller with a small receive buffer: the server soon notices that it does not read."""
         return Client(self.interface, self.headers, self._wait_s, receive_bytes)
 

@@ -53,7 +53,7 @@ _BASE_Y: Final = 4 * pow(5, -1, _P) % _P
 _BASE: Final = _point(_BASE_Y.to_bytes(32, "little"))
 
 
-def holds(public_key: bytes, signature: bytes, message: bytes) -> bool:
+def is_valid(public_key: bytes, signature: bytes, message: bytes) -> bool:
     if len(signature) != 64:
         return False
     key, nonce, scalar = _point(public_key), _point(signature[:32]), int.from_bytes(signature[32:], "little")

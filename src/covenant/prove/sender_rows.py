@@ -64,11 +64,11 @@ async def many_sends(trial: Trial) -> None:
     senders = [asyncio.create_task(load.send_all()) for _ in range(extent.senders)]
     try:
         for number in range(1, extent.kills + 1):
-            await load.acknowledged_reach(number * extent.sends // (extent.kills + 1))
+            await load.wait_for_acknowledged(number * extent.sends // (extent.kills + 1))
             load.pause()
             await trial.kill(f"number {number}, {len(load.acknowledged)} sends were acknowledged")
             await trial.restart()
-            load.go_on()
+            load.resume()
         await asyncio.gather(*senders)
     finally:
         for sender in senders:
@@ -102,36 +102,36 @@ class _Load:
 
     def __init__(self, trial: Trial) -> None:
         self._trial = trial
-        self._up = asyncio.Event()
-        self._up.set()
-        self._more = asyncio.Condition()
+        self._server_up = asyncio.Event()
+        self._server_up.set()
+        self._changed = asyncio.Condition()
         self._left = trial.extent.sends
         self.acknowledged: dict[str, str] = {}
         self.unanswered = 0
         self.refused = 0
         self._refusal = ""
-        self._odd: Unreadable | None = None
+        self._unreadable: Unreadable | None = None
 
     def pause(self) -> None:
-        self._up.clear()
+        self._server_up.clear()
 
-    def go_on(self) -> None:
-        self._up.set()
+    def resume(self) -> None:
+        self._server_up.set()
 
-    async def acknowledged_reach(self, number: int) -> None:
-        async with self._more:
-            await self._more.wait_for(lambda: len(self.acknowledged) >= number or self._hopeless())
-        if self._odd is not None:
-            raise self._odd
-        if self._hopeless():
+    async def wait_for_acknowledged(self, number: int) -> None:
+        async with self._changed:
+            await self._changed.wait_for(lambda: len(self.acknowledged) >= number or self._has_failed())
+        if self._unreadable is not None:
+            raise self._unreadable
+        if self._has_failed():
             raise NotChecked(f"{self.refused} sends were refused, the last by {self._refusal}")
 
-    def _hopeless(self) -> bool:
-        return self._odd is not None or self.refused > self._trial.extent.sends
+    def _has_failed(self) -> bool:
+        return self._unreadable is not None or self.refused > self._trial.extent.sends
 
     async def send_all(self) -> None:
         while self._left > 0:
-            await self._up.wait()
+            await self._server_up.wait()
             self._left -= 1
             key = self._trial.key()
             try:
@@ -141,20 +141,20 @@ class _Load:
                 self._left += 1
                 continue
             except Unreadable as odd:
-                async with self._more:
-                    self._odd = odd
-                    self._more.notify_all()
+                async with self._changed:
+                    self._unreadable = odd
+                    self._changed.notify_all()
                 raise
             except ServerRefused as refused:
-                async with self._more:
+                async with self._changed:
                     self.refused += 1
                     self._refusal = str(refused)
-                    self._more.notify_all()
-                self._left += 0 if self._hopeless() else 1
+                    self._changed.notify_all()
+                self._left += 0 if self._has_failed() else 1
                 continue
-            async with self._more:
+            async with self._changed:
                 self.acknowledged[task.id] = key
-                self._more.notify_all()
+                self._changed.notify_all()
 
 
 async def list_pages(trial: Trial) -> None:
@@ -187,7 +187,7 @@ async def list_pages(trial: Trial) -> None:
 async def version_skew(trial: Trial) -> None:
     other = _other_interface(trial.card, trial.client.interface)
     mine = await trial.until(await trial.client.begin(f"complete {trial.key()}", waits=True), lambda now: now.ended)
-    async with trial.client.speaks(other) as stranger:
+    async with trial.client.with_interface(other) as stranger:
         try:
             theirs = await stranger.begin(f"complete {trial.key()}", waits=True)
         except ServerRefused as refused:

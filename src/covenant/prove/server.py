@@ -38,16 +38,16 @@ class ServerUnderTest:
         self.home.mkdir()
         self.runs_file = folder / "runs.txt"
         self.runs_file.touch()
-        self.card_url = self._filled(card)
+        self.card_url = self._fill_in(card)
         self.starts = 0
         self._log = folder / "server.log"
-        self._argv = [self._filled(word) for word in shlex.split(command)]
-        self._token_file = None if token_file is None else Path(self._filled(token_file))
+        self._argv = [self._fill_in(word) for word in shlex.split(command)]
+        self._token_file = None if token_file is None else Path(self._fill_in(token_file))
         self._start_s = start_s
         self._stop_s = stop_s
         self._process: asyncio.subprocess.Process | None = None
 
-    def _filled(self, text: str) -> str:
+    def _fill_in(self, text: str) -> str:
         return text.replace("{port}", str(self.port)).replace("{home}", str(self.home))
 
     def headers(self) -> Mapping[str, str]:

@@ -13,10 +13,10 @@ from covenant.prove.trial import Assembly, Broken, NotOffered, Row, Trial, count
 
 CHUNKS: Final = 20
 CHUNK_MS: Final = 150
-TOLD_BEFORE: Final = 5
+CHUNKS_BEFORE_KILL: Final = 5
 SLOW_CHUNKS: Final = 192
 SLOW_BYTES: Final = 65_536
-OTHERS: Final = 20
+OTHER_SENDS: Final = 20
 RECEIVE_BYTES: Final = 4_096
 STANDSTILL_LOOK_S: Final = 0.5
 UNSUPPORTED: Final = frozenset({-32004, -32601, 405, 501})
@@ -82,9 +82,9 @@ async def _cut_by_kill(trial: Trial) -> Assembly:
     assembly = Assembly()
     try:
         async with trial.client.stream(f"stream {trial.key()} {CHUNKS} {CHUNK_MS}") as events:
-            await _read(events, assembly, trial.extent.bound_s, chunks=TOLD_BEFORE)
+            await _read(events, assembly, trial.extent.bound_s, chunks=CHUNKS_BEFORE_KILL)
             await trial.server.end()
-            trial.note(f"kill -9 after {TOLD_BEFORE} chunks of {CHUNKS}")
+            trial.note(f"kill -9 after {CHUNKS_BEFORE_KILL} chunks of {CHUNKS}")
             await _read(events, assembly, trial.extent.bound_s)
     except (ServerRefused, ServerUnreachable) as failed:
         trial.note(f"the reader: {failed}")
@@ -116,7 +116,7 @@ async def artifacts(trial: Trial) -> None:
         raise NotOffered(f"the agent's {CHUNKS} chunks became {whole.text!r}")
     key = trial.key()
     task = await trial.client.begin(f"stream {key} {CHUNKS} {CHUNK_MS}")
-    seen = await trial.until(task, lambda now: len(counted(now.text)) >= TOLD_BEFORE or now.ended)
+    seen = await trial.until(task, lambda now: len(counted(now.text)) >= CHUNKS_BEFORE_KILL or now.ended)
     await trial.crash(f"after {len(counted(seen.text))} of {CHUNKS} chunks were seen by GetTask")
     found = await trial.find(whole)
     trial.note(f"task {whole.id}: {len(counted(found.text))} of {CHUNKS} chunks")
@@ -137,20 +137,20 @@ async def artifacts(trial: Trial) -> None:
 async def slow_reader(trial: Trial) -> None:
     text = f"stream {trial.key()} {SLOW_CHUNKS} 0 {SLOW_BYTES}"
     try:
-        async with trial.client.narrow(RECEIVE_BYTES) as reader, reader.stream(text) as events:
+        async with trial.client.with_receive_buffer(RECEIVE_BYTES) as reader, reader.stream(text) as events:
             first = await anext(events, None)
             if first is None or not first.task_id:
                 raise NotOffered("the stream names no task")
             trial.note(f"a stream of {SLOW_CHUNKS * SLOW_BYTES >> 20} MiB was begun, and nobody reads it")
             slowest_s = 0.0
-            for _ in range(OTHERS):
+            for _ in range(OTHER_SENDS):
                 begun_s = time.monotonic()
                 other = await trial.client.begin(f"complete {trial.key()}", waits=True)
                 other = await trial.until(other, lambda now: now.ended)
                 slowest_s = max(slowest_s, time.monotonic() - begun_s)
                 if other.state != "completed":
                     raise Broken(f"while nobody read the stream, another's task {other.id} is {other.state!r}")
-            trial.note(f"{OTHERS} tasks of others completed meanwhile, the slowest after {slowest_s:.2f} s")
+            trial.note(f"{OTHER_SENDS} tasks of others completed meanwhile, the slowest after {slowest_s:.2f} s")
             slow = TaskSeen(first.task_id, "", "", "", {}, {})
             seen = await _until_standstill(trial, slow)
             chunks = len(counted(seen.text))
@@ -178,7 +178,7 @@ STREAM_ROWS: Final = (
     Row(
         "stream-resumed",
         "A stream goes on after kill -9 without gap or repeat",
-        f"kill -9 after {TOLD_BEFORE} of {CHUNKS} chunks, restart, subscribe after the last event that was seen",
+        f"kill -9 after {CHUNKS_BEFORE_KILL} of {CHUNKS} chunks, restart, subscribe after the last event that was seen",
         resumed,
     ),
     Row(
@@ -190,7 +190,8 @@ STREAM_ROWS: Final = (
     Row(
         "slow-reader",
         "A reader that does not read harms nobody",
-        f"a stream of {SLOW_CHUNKS * SLOW_BYTES >> 20} MiB that nobody reads, and {OTHERS} tasks of others meanwhile",
+        f"a stream of {SLOW_CHUNKS * SLOW_BYTES >> 20} MiB that nobody reads, "
+        f"and {OTHER_SENDS} tasks of others meanwhile",
         slow_reader,
     ),
 )

@@ -137,7 +137,7 @@ async def terminal(trial: Trial) -> None:
     ended = [await trial.until(task, lambda now: now.ended) for task in ended]
     for number in range(2):
         for task in ended:
-            await _prod(trial, task)
+            await _send_and_cancel(trial, task)
         await trial.quiet()
         for task in ended:
             seen = await trial.find(task)
@@ -151,8 +151,8 @@ async def terminal(trial: Trial) -> None:
             await trial.crash("after the tasks had ended")
 
 
-async def _prod(trial: Trial, task: TaskSeen) -> None:
-    """Sends a message and a cancel to an ended task: both must be refused."""
+async def _send_and_cancel(trial: Trial, task: TaskSeen) -> None:
+    """Sends a message and a cancel to an ended task, and notes the answers. The row checks the task alone."""
     notes = []
     try:
         answer = await trial.client.send(f"complete {trial.key()}", task=task, waits=True)

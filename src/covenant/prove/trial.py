@@ -81,14 +81,14 @@ class Trial:
     async def kill(self, moment: str) -> None:
         await self.server.kill(signal.SIGKILL)
         self.note(f"kill -9 {moment}")
-        await self._cut()
+        await self._drop_connections()
 
     async def stop(self, moment: str) -> None:
         begun_s = time.monotonic()
         status = await self.server.kill(signal.SIGTERM)
         took_s = time.monotonic() - begun_s
         self.note(f"SIGTERM {moment}: the process ended after {took_s:.1f} s with status {status}")
-        await self._cut()
+        await self._drop_connections()
 
     async def restart(self) -> None:
         await self.server.start()
@@ -171,7 +171,7 @@ class Trial:
             raise NotChecked(f"task {task.id} was acknowledged, and not begun in {self.extent.bound_s:g} s")
         self.note(f"task {task.id}: at work ({key}, {run_ms} ms)")
 
-    async def _cut(self) -> None:
+    async def _drop_connections(self) -> None:
         """Drops every connection: the process at the other end is gone."""
         try:
             await self._streams.aclose()

@@ -11,7 +11,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from covenant.prove.a2a_client import ServerUnreachable, fetch_object
-from covenant.prove.ed25519 import holds
+from covenant.prove.ed25519 import is_valid
 from covenant.prove.protocol import TERMINAL, EventSeen, ServerRefused, TaskSeen, offers, read_objects
 from covenant.prove.trial import LOOK_S, Assembly, Broken, NotChecked, NotOffered, Row, Trial, gap_or_repeat
 from covenant.prove.webhook import Notification, Webhook
@@ -19,7 +19,7 @@ from covenant.prove.webhook import Notification, Webhook
 TOKEN: Final = "prove-notification-token"  # noqa: S105  (the server echoes it; it grants nothing)
 CHUNKS: Final = 12
 FEW_CHUNKS: Final = 4
-TOLD_BEFORE: Final = 4
+NOTIFICATIONS_BEFORE_KILL: Final = 4
 SIGNATURES: Final = ("webhook-signature", "signature", "x-signature", "x-hub-signature-256", "x-a2a-signature")
 
 
@@ -46,7 +46,7 @@ async def delivered(trial: Trial) -> None:
                 f"the receiver was out of order for a while, and was not told of the end of task {task.id} within "
                 f"{trial.extent.bound_s:g} s after the restart"
             )
-        _judge(trial, webhook, ended, states)
+        _check_notifications(trial, webhook, ended, states)
         await _killed_between(trial, webhook, changes)
 
 
@@ -54,7 +54,9 @@ async def _killed_between(trial: Trial, webhook: Webhook, changes: list[str]) ->
     """Checks that a receiver that is always up gets each step of a task, in order, up to its end, despite the kill."""
     task = await _begin(trial, webhook, f"stream {trial.key()} {CHUNKS} 150")
     states = _States(task, changes)
-    await trial.until(task, lambda now: states.add(now).ended or len(webhook.accepted(task.id)) >= TOLD_BEFORE)
+    await trial.until(
+        task, lambda now: states.add(now).ended or len(webhook.accepted(task.id)) >= NOTIFICATIONS_BEFORE_KILL
+    )
     await trial.crash(f"after {len(webhook.accepted(task.id))} notifications of a task at work")
     ended = await trial.until(task, lambda now: states.add(now).ended)
     if not ended.ended:
@@ -64,7 +66,7 @@ async def _killed_between(trial: Trial, webhook: Webhook, changes: list[str]) ->
         )
     if not await _wait_until(trial, lambda: _was_notified_of_end(webhook, task)):
         raise Broken(f"task {task.id} is {ended.state!r}, and its receiver was never told of its end")
-    _judge(trial, webhook, ended, states)
+    _check_notifications(trial, webhook, ended, states)
 
 
 async def _changes_of_state(trial: Trial) -> list[str]:
@@ -103,7 +105,7 @@ class _States:
         return now
 
 
-def _judge(trial: Trial, webhook: Webhook, ended: TaskSeen, states: _States) -> None:
+def _check_notifications(trial: Trial, webhook: Webhook, ended: TaskSeen, states: _States) -> None:
     notifications = webhook.accepted(ended.id)
     trial.note(
         f"task {ended.id}: {ended.state}, told by {len(notifications)} notifications; it was {sorted(states.passed)}"
@@ -170,7 +172,7 @@ def _signature_holds(notification: Notification, keys: dict[str, str]) -> bool:
             publics = [base64.urlsafe_b64decode(key + "==") for key in keys.values()]
         except (binascii.Error, ValueError):
             continue
-        if version == "v1a" and any(holds(public, signature, text) for public in publics):
+        if version == "v1a" and any(is_valid(public, signature, text) for public in publics):
             return True
     return False
 
