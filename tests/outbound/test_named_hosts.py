@@ -84,7 +84,7 @@ async def test_a_host_that_is_meant_cannot_send_us_on_inside(place: str, status:
         http_server(redirect(place.format(inside=f"127.0.0.2:{inside.port}", port=inside.port), status)) as server,
     ):
         with pytest.raises((AddressRefused, CallFailed)) as raised:
-            await open_card(server.url(), Options(meant=True), verify=False)
+            await open_card(server.url(), Options(typed_by_user=True), verify=False)
         assert isinstance(raised.value, AddressRefused) or raised.value.args == (NO_URL,)
         assert inside.connections == 0
 
@@ -94,7 +94,7 @@ async def test_a_card_of_a_host_that_is_meant_cannot_lead_to_metadata() -> None:
         raise AssertionError(called)
 
     async with hand_made(say, made=lambda _: card("http://169.254.169.254/rpc")) as hand:
-        remote = await open_remote(hand.served.url(""), Options(meant=True))
+        remote = await open_remote(hand.served.url(""), Options(typed_by_user=True))
         with pytest.raises(AddressRefused, match="may not be called"):
             await remote.send("go")
         await remote.close()

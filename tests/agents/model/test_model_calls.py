@@ -159,7 +159,7 @@ async def test_a_tool_that_fails_is_an_error_in_its_span_alone(tmp_path: Path) -
 
 async def test_a_failed_call_and_the_fallback_have_a_span_and_numbers_each(tmp_path: Path) -> None:
     async with watched(tmp_path, [429, 429, 429, "roses"], others=("openai:big",)) as s:
-        big = s.models.named("openai:big")
+        big = s.models.allowed_model("openai:big")
         assert big is not None
         s.agents.fallbacks.append(big)
         s.agents.add({"id": "bot"})
