@@ -1,10 +1,12 @@
 """What the daemon does by itself: sweeping with an eye on the clock, retrying through the gate, compacting."""
 
 import asyncio
+import re
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -134,6 +136,50 @@ async def test_a_step_of_the_clock_pauses_the_sweep_and_is_reported(town: Town, 
     assert await sweep.step() is None
     town.clocks.pass_time(1)
     assert await sweep.step() is not None
+
+
+async def test_a_step_of_the_clock_while_a_row_is_written_has_a_row_too(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit, sweep = town.ledger.commit, sweeper(town)
+
+    async def step_and_commit(command: Any) -> Any:
+        monkeypatch.undo()
+        town.clocks.set_wall(-2 * STEP_MS)
+        town.ledger.now_ms()
+        return await commit(command)
+
+    monkeypatch.setattr(town.ledger, "commit", step_and_commit)
+    town.clocks.set_wall(3 * STEP_MS)
+    for _ in range(2):
+        assert await sweep.step() is None
+    assert await steps_in_audit(town) == [3 * STEP_MS, -2 * STEP_MS]
+
+
+async def test_a_step_whose_row_was_written_is_not_written_again_after_a_refusal(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit, sweep, rows = town.ledger.commit, sweeper(town), list[object]()
+
+    async def refuse_the_second(command: Any) -> Any:
+        rows.append(command)
+        if len(rows) == 2:
+            raise Unavailable("storage_failed", "the disk is full")
+        return await commit(command)
+
+    monkeypatch.setattr(town.ledger, "commit", refuse_the_second)
+    for step_ms in (3 * STEP_MS, -2 * STEP_MS):
+        town.clocks.set_wall(step_ms)
+        town.ledger.now_ms()
+    with pytest.raises(Unavailable):
+        await sweep.step()
+    assert await sweep.step() is None
+    assert await steps_in_audit(town) == [3 * STEP_MS, -2 * STEP_MS]
+
+
+async def steps_in_audit(town: Town) -> list[int]:
+    """The steps that have a row, in the order of their rows."""
+    return [int(found[1]) for row in await town.audit_types() if (found := re.search(r'"step_ms":(-?\d+)', row))]
 
 
 async def test_a_clock_that_is_set_right_again_has_expired_nothing(town: Town) -> None:

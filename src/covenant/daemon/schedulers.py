@@ -119,10 +119,12 @@ class Sweeper:
         clock = self._ledger.clock
         if clock.steps_total == self._steps_noted:
             return
-        for step in clock.ages.steps[self._steps_noted - clock.steps_total :]:
+        steps = clock.ages.steps[self._steps_noted - clock.steps_total :]
+        self._steps_noted = clock.steps_total - len(steps)
+        for step in steps:
             row = {"type": "clock_stepped", "step_ms": step.step_ms, "paused_ms": clock.pause_ms}
             await self._ledger.commit(WriteAuditRow(by=self._operator, row=row))
-        self._steps_noted = clock.steps_total
+            self._steps_noted += 1  # only what was written: the clock may step again, or the next row be refused
 
     async def run(self) -> None:
         """Runs a round at each interval, and whenever a task's time is over."""
