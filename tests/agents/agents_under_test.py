@@ -24,6 +24,7 @@ from covenant.agents.runtime.job import RunnableAgent
 from covenant.agents.runtime.model_calls import ModelCalls
 from covenant.agents.runtime.worker_pool import WorkerPool
 from covenant.daemon.keystore import admit_operator
+from covenant.daemon.telemetry import Log
 from covenant.daemon.wiring.remote_agents import RemoteAgents
 from covenant.exchange.a2a_service import A2AExchange, A2ARequest
 from covenant.exchange.access.identities import operator_agent
@@ -178,7 +179,7 @@ async def open_agents(
     catalogue = Catalogue(ledger, key)
     resolver = SystemResolver()
     fetcher = Fetcher(AddressGuard(("127.0.0.0/8",), resolver=resolver), OutboundSettings())
-    elsewhere = RemoteAgents(home, fetcher, ledger, depth_max=3)
+    elsewhere = RemoteAgents(home, fetcher, ledger, depth_max=3, log=Log())
     limits = limits or DelegationSettings(cooldown_ms=0)
     workers = WorkerPool(
         ledger,

@@ -194,7 +194,7 @@ def _credentials(entry: RemoteEntry, options: Options) -> Credentials:
     )
 
 
-def open_fetcher(options: Options, places: Sequence[str] = ()) -> tuple[Fetcher, Callable[[], Awaitable[None]] | None]:
+def open_fetcher(options: Options, places: Sequence[str]) -> tuple[Fetcher, Callable[[], Awaitable[None]] | None]:
     """The caller's own fetcher, or a new one and the function that closes it.
 
     `places` may be called although they are private.

@@ -45,8 +45,8 @@ INSTALL: Final = install_command("otel")
 class Log:
     """`log.info("ledger.opened", replayed=3)`."""
 
-    def __init__(self, name: str = ROOT) -> None:
-        self._logger = logging.getLogger(name)
+    def __init__(self) -> None:
+        self._logger = logging.getLogger(ROOT)
 
     def debug(self, event: str, **fields: object) -> None:
         self._logger.debug(event, extra={"fields": fields})

@@ -33,7 +33,6 @@ class Target(msgspec.Struct, frozen=True):
     version: Version | None = None
     binding: Binding | None = None
     start_s: float = 60.0
-    stop_s: float = 30.0
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -103,7 +102,6 @@ async def _try(target: Target, row: Row, extent: Extent, folder: Path, row_s: fl
         folder,
         token_file=target.token_file,
         start_s=target.start_s,
-        stop_s=target.stop_s,
     )
     try:
         card = await server.start()

@@ -20,6 +20,8 @@ from covenant.prove.protocol import ServerRefused
 
 POLL_S: Final = 0.05
 PORTS_TRIED: Final = 100
+STOP_S: Final = 30.0
+"""How long a server may take to stop after a signal, before it is killed."""
 LOG_TAIL: Final = 600
 
 
@@ -30,9 +32,7 @@ class StartFailed(Exception):
 class ServerUnderTest:
     """`folder` is this server's own: it has the home, the log and the file of executions. The port stays the same."""
 
-    def __init__(
-        self, command: str, card: str, folder: Path, *, token_file: str | None, start_s: float, stop_s: float
-    ) -> None:
+    def __init__(self, command: str, card: str, folder: Path, *, token_file: str | None, start_s: float) -> None:
         self.port = free_port()
         self.home = folder / "home"
         self.home.mkdir()
@@ -44,7 +44,6 @@ class ServerUnderTest:
         self._argv = [self._fill_in(word) for word in shlex.split(command)]
         self._token_file = None if token_file is None else Path(self._fill_in(token_file))
         self._start_s = start_s
-        self._stop_s = stop_s
         self._process: asyncio.subprocess.Process | None = None
 
     def _fill_in(self, text: str) -> str:
@@ -90,7 +89,7 @@ class ServerUnderTest:
         assert process is not None, "nothing was started"
         self._signal(sent)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._stop_s):
+            async with asyncio.timeout(STOP_S):
                 await process.wait()
         stopped = process.returncode
         await self.end()

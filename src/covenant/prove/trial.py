@@ -113,10 +113,10 @@ class Trial:
             seen = await self.find(task)
         return seen
 
-    async def until_run(self, key: str, times: int = 1) -> bool:
-        """Whether the agent has begun this work this many times, within the bound."""
+    async def until_run(self, key: str) -> bool:
+        """Waits, within the bound, until the agent begins this work. Returns whether it has."""
         end_s = time.monotonic() + self.extent.bound_s
-        while self.runs(key) < times:
+        while not self.runs(key):
             if time.monotonic() >= end_s:
                 return False
             await asyncio.sleep(LOOK_S / 5)

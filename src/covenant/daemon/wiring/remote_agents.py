@@ -40,7 +40,7 @@ CALL_S_MAX: Final = 24 * 3600.0
 class RemoteAgents:
     """Remote agents, by their name in the registry or by their URL."""
 
-    def __init__(self, home: Path, fetcher: Fetcher, ledger: Ledger, *, depth_max: int, log: Log | None = None) -> None:
+    def __init__(self, home: Path, fetcher: Fetcher, ledger: Ledger, *, depth_max: int, log: Log) -> None:
         self.cancels = RemoteCancels(ledger, self.open)
         self.registry = RemoteRegistry(home, on_read=self._log_problems)
         self._fetcher = fetcher
@@ -108,8 +108,6 @@ class RemoteAgents:
 
     def _log_problems(self, registry: RemoteRegistry) -> None:
         """Logs once which entries of the file cannot be used, and how to correct them."""
-        if self._log is None:
-            return
         for name, why in registry.problems.items():
             self._log.warning("remotes.unusable", entry=name, why=why)
         variables = environment()
