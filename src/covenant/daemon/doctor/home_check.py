@@ -17,7 +17,7 @@ from typing import Final
 
 from covenant.daemon.agent_files import list_agent_files, read_agent
 from covenant.daemon.doctor.ledger_check import check_ledger
-from covenant.daemon.doctor.ledger_repair import BACKUP, CheckFinding, Checkup, wrong
+from covenant.daemon.doctor.ledger_repair import BACKUP, CheckFinding, Checkup, bad_finding
 from covenant.daemon.environment import PASSPHRASE_VARIABLE, now_ms, program_environment
 from covenant.daemon.home import (
     JOURNAL_NAME,
@@ -113,7 +113,7 @@ def _database(home: Path, settings: Settings | None) -> Iterator[CheckFinding]:
     try:
         mark = read_mark(home)
     except HomeUnusable as error:
-        yield wrong(str(error), BACKUP)
+        yield bad_finding(str(error), BACKUP)
         return
     url = settings.ledger.url if settings is not None else ""
     if mark is not None:
@@ -130,12 +130,12 @@ def _database(home: Path, settings: Settings | None) -> Iterator[CheckFinding]:
         way_out = "put ledger.url right, or the database"
         if not settings.ledger.url:
             way_out = f"name the database with its password: COVENANT_LEDGER_URL=… covenant doctor --home {home}"
-        yield wrong(str(error), way_out)
+        yield bad_finding(str(error), way_out)
         return
     for trouble in troubles:
-        yield wrong(trouble.what, trouble.fix)
+        yield bad_finding(trouble.what, trouble.fix)
     if level > newest:
-        yield wrong(
+        yield bad_finding(
             f"the database is at level {level}", f"install the version of the other daemons: this knows {newest}"
         )
     elif not troubles:
@@ -154,26 +154,26 @@ def _guarded(home: Path, part: Callable[[], Iterable[CheckFinding]]) -> Iterator
 def _unusable(home: Path, error: OSError) -> CheckFinding:
     named = error.filename if isinstance(error.filename, str) else str(home)
     way_out = f"run it as the owner of the home, and let the owner write there: chmod -R u+rwX {home}"
-    return wrong(f"{named} cannot be used: {error.strerror or error}", way_out)
+    return bad_finding(f"{named} cannot be used: {error.strerror or error}", way_out)
 
 
 def _home_folder(home: Path) -> Iterator[CheckFinding]:
     try:
         found = home.stat()
     except FileNotFoundError:
-        yield wrong(f"there is no home at {home}", "start one: covenant serve")
+        yield bad_finding(f"there is no home at {home}", "start one: covenant serve")
         return
     except NotADirectoryError:
-        yield wrong(f"a part of {home} is a file", "choose another home with --home")
+        yield bad_finding(f"a part of {home} is a file", "choose another home with --home")
         return
     usable = os.access(home, os.R_OK | os.W_OK | os.X_OK)
     if not home.is_dir():
-        yield wrong(f"{home} is not a folder", "choose another home with --home")
+        yield bad_finding(f"{home} is not a folder", "choose another home with --home")
     elif found.st_uid != os.geteuid() and not (usable and os.geteuid() == 0):
         what = f"{home} belongs to {_user(found.st_uid)}, and this runs as {_user(os.geteuid())}"
-        yield wrong(what, "run it as the owner, or choose another home with --home")
+        yield bad_finding(what, "run it as the owner, or choose another home with --home")
     elif not usable:
-        yield wrong(
+        yield bad_finding(
             f"{home} cannot be written to", f"chmod u+rwx {home}; if its file system is read-only, mount it for writing"
         )
 
@@ -188,7 +188,7 @@ def _user(number: int) -> str:
 def _permissions(home: Path) -> Iterator[CheckFinding]:
     mode = home.stat().st_mode
     if mode & 0o022:
-        yield wrong(f"others may write to {home}", f"chmod 700 {home}")
+        yield bad_finding(f"others may write to {home}", f"chmod 700 {home}")
     elif mode & OTHERS:
         yield CheckFinding(f"others may look into {home}", way_out=f"if they should not: chmod 700 {home}")
     else:
@@ -220,7 +220,7 @@ def _secrets(home: Path, variables: Mapping[str, str]) -> Iterator[CheckFinding]
 def _finding_of(error: CovenantError) -> CheckFinding:
     """Splits the message of one of our errors: the text behind the semicolon says what to do."""
     what, _, fix = str(error).partition("; ")
-    return wrong(what, fix or BACKUP)
+    return bad_finding(what, fix or BACKUP)
 
 
 def _locked(home: Path, variables: Mapping[str, str]) -> CheckFinding:
@@ -238,7 +238,7 @@ def _settings(home: Path, variables: Mapping[str, str]) -> tuple[Settings | None
     try:
         loaded = load({}, variables, home=home)
     except SettingsError as error:
-        return None, [wrong(str(error), "change it; docs/settings.md lists what is allowed")]
+        return None, [bad_finding(str(error), "change it; docs/settings.md lists what is allowed")]
     return loaded.settings, [CheckFinding("the settings can be used")]
 
 
@@ -246,9 +246,9 @@ def _other_files(home: Path, variables: Mapping[str, str]) -> Iterator[CheckFind
     try:
         read_home_file(home / PRICES_NAME, read_model_prices)
     except SettingsError as error:
-        yield wrong(str(error), "change it, or take the file away; a running daemon reads it again by itself")
+        yield bad_finding(str(error), "change it, or take the file away; a running daemon reads it again by itself")
     for problem in RemoteRegistry(home).problems.values():
-        yield wrong(problem, "change it; a running daemon reads it again by itself")
+        yield bad_finding(problem, "change it; a running daemon reads it again by itself")
     try:
         find_passphrase(variables)
     except (UnsafeHome, SettingsError) as error:
@@ -264,7 +264,7 @@ def _agent_files(home: Path) -> Iterator[CheckFinding]:
             good += 1
         except Invalid as invalid:
             what = f"{found.path.relative_to(home)}: {invalid.message}"
-            yield wrong(what, "change it; a running daemon reads it again by itself")
+            yield bad_finding(what, "change it; a running daemon reads it again by itself")
     if good:
         yield CheckFinding(f"{good} agent file(s) can be used")
 
@@ -273,16 +273,16 @@ def _socket(home: Path) -> Iterator[CheckFinding]:
     path = home / SOCKET_NAME
     if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
         what = f"the socket's path is too long for this system: {path}"
-        yield wrong(what, "choose a shorter home with --home, or move this one")
+        yield bad_finding(what, "choose a shorter home with --home, or move this one")
     elif path.exists() and not path.is_socket():
-        yield wrong(f"{path} is in the way of the socket", f"move it away: {path}")
+        yield bad_finding(f"{path} is in the way of the socket", f"move it away: {path}")
 
 
 def _address(home: Path) -> Iterator[CheckFinding]:
     for path in url_files(home):
         if path.is_dir() and not path.is_symlink():
             what = f"{path} is a folder, in the way of the file with the daemon's URL"
-            yield wrong(what, f"move it away: {path}")
+            yield bad_finding(what, f"move it away: {path}")
 
 
 def _room(home: Path) -> Iterator[CheckFinding]:
@@ -295,20 +295,20 @@ def _room(home: Path) -> Iterator[CheckFinding]:
     text = f"{free / MIB:,.1f} MiB are free on the disk of {home}"
     if free < needed:
         way_out = f"make room: a start needs {needed / MIB:,.0f} MiB. journal.damaged-* and torn-*.bin may be moved"
-        yield wrong(text, way_out)
+        yield bad_finding(text, way_out)
     else:
         yield CheckFinding(text, way_out="that is not much for a journal that grows" if free < ROOM_BYTES_FEW else "")
     if os.statvfs(home).f_files and not os.statvfs(home).f_favail:
-        yield wrong(f"the disk of {home} takes no more files", "remove some: it has no free inode")
+        yield bad_finding(f"the disk of {home} takes no more files", "remove some: it has no free inode")
 
 
 def _backup(home: Path) -> Iterator[CheckFinding]:
     if os.path.lexists(home / RESTORING_NAME):
-        yield wrong(f"a restore into {home} was cut off", "empty the folder, and restore again")
+        yield bad_finding(f"a restore into {home} was cut off", "empty the folder, and restore again")
     status = read_status(home)
     if status.warning is not None:
         what, _, way_out = status.warning.rpartition("; ")
-        yield wrong(what, way_out)
+        yield bad_finding(what, way_out)
     elif status.shipped_seq:
         yield CheckFinding(f"segments through record {status.shipped_seq} were shipped")
 
@@ -324,7 +324,7 @@ def _tls(settings: Settings | None) -> Iterator[CheckFinding]:
     if files is None:
         return
     if key_is_exposed(settings.http.tls_key):
-        yield wrong(f"others can read {settings.http.tls_key}", f"chmod 600 {settings.http.tls_key}")
+        yield bad_finding(f"others can read {settings.http.tls_key}", f"chmod 600 {settings.http.tls_key}")
     text = f"the certificate in {settings.http.tls_cert} is good for {files.days_left} days"
     yield CheckFinding(text, way_out="renew it soon" if files.days_left < TLS_DAYS_FEW else "")
 
@@ -353,14 +353,14 @@ def check_mcp_servers(home: Path, outbound: OutboundSettings, variables: Mapping
     try:
         servers = read_home_file(path, read_mcp_servers) or {}
     except SettingsError as error:
-        yield wrong(str(error), "change it, or take the file away; a running daemon reads it again by itself")
+        yield bad_finding(str(error), "change it, or take the file away; a running daemon reads it again by itself")
         return
     if any(server.has_secrets for server in servers.values()) and path.stat().st_mode & OTHERS:
-        yield wrong(f"{SERVERS_NAME} has secrets, and others may read it", f"chmod 600 {path}")
+        yield bad_finding(f"{SERVERS_NAME} has secrets, and others may read it", f"chmod 600 {path}")
     for name, server in servers.items():
         if server.command and shutil.which(server.command, path=program_environment().get("PATH")) is None:
             what = f"the program of the MCP server {name} is not there: {server.command}"
-            yield wrong(what, f"install it, or change its command in {SERVERS_NAME}")
+            yield bad_finding(what, f"install it, or change its command in {SERVERS_NAME}")
         if server.auth is not None and server.auth.secret(variables) is None:
             way_out = "set it where the daemon is started; without it the server is called without a token"
             yield CheckFinding(f"the MCP server {name} has no token here: {server.auth.token_env}", way_out=way_out)
@@ -379,7 +379,7 @@ async def _check_remote_servers(
             fault = await _fault_of_server(fetcher, server, variables)
         if not fault:
             return CheckFinding(f"the MCP server {name} answers")
-        return wrong(f"the MCP server {name} {fault}", f"start it, or change its entry in {SERVERS_NAME}")
+        return bad_finding(f"the MCP server {name} {fault}", f"start it, or change its entry in {SERVERS_NAME}")
 
     async with open_outbound(outbound) as (_, fetcher):
         return list(await asyncio.gather(*(check_server(name, server) for name, server in servers.items())))

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from covenant.daemon.doctor.ledger_repair import BACKUP, CheckFinding, Checkup, plan, wrong
+from covenant.daemon.doctor.ledger_repair import BACKUP, CheckFinding, Checkup, bad_finding, plan
 from covenant.daemon.home import JOURNAL_NAME, KEY_NAME, UnsafeHome
 from covenant.daemon.keystore import OPERATOR_DISPLAY, Keystore, find_passphrase
 from covenant.exchange.access.identities import operator_agent
@@ -84,7 +84,7 @@ def check_ledger(home: Path, variables: Mapping[str, str], limits: Limits) -> Ch
         newest = snapshot.newest(folder)
         snapshot_seq = snapshot.load(newest[1], before) if newest is not None else 0
     except Damaged as damaged:
-        return Checkup((wrong(f"the snapshot is damaged: {_describe(damaged)}"),))
+        return Checkup((bad_finding(f"the snapshot is damaged: {_describe(damaged)}"),))
     archive = _check_archive(home / ARCHIVE_NAME)
     if not folder.exists() and not archive.archived_seq and not archive.lost:
         return Checkup((*archive.findings, CheckFinding("there is no ledger yet", way_out="the next start makes one")))
@@ -96,7 +96,7 @@ def check_ledger(home: Path, variables: Mapping[str, str], limits: Limits) -> Ch
         return Checkup(tuple(findings))
     if not folder.exists():
         text = f"{folder} is gone, and with it all that was live: the archive holds records up to"
-        findings.append(wrong(f"{text} {archive.archived_seq}", ACCEPT))
+        findings.append(bad_finding(f"{text} {archive.archived_seq}", ACCEPT))
         return Checkup(
             tuple(findings),
             plan(home, archived_seq=archive.archived_seq, limits=limits, archive_lost=archive.lost),
@@ -104,7 +104,7 @@ def check_ledger(home: Path, variables: Mapping[str, str], limits: Limits) -> Ch
     try:
         journal = _read_journal(folder, before, snapshot_seq, archive.archived_seq, limits)
     except Damaged as damaged:
-        findings.append(wrong(f"the journal is damaged: {_describe(damaged)}", ACCEPT))
+        findings.append(bad_finding(f"the journal is damaged: {_describe(damaged)}", ACCEPT))
         repair_plan = plan(home, archived_seq=archive.archived_seq, limits=limits, archive_lost=archive.lost)
         return Checkup(tuple(findings), repair_plan)
     findings += _report_journal(journal)
@@ -129,7 +129,7 @@ def _special_files(home: Path, folder: Path) -> Iterator[CheckFinding]:
     for path in (*archive, *(folder.glob("*.jsonl") if folder.is_dir() else ())):
         if not path.is_file() and (path.exists() or path.is_symlink()):
             way_out = f"move it away, or put the file back from a backup: {path}"
-            yield wrong(f"{path} is not a file", way_out)
+            yield bad_finding(f"{path} is not a file", way_out)
 
 
 def _read_journal(folder: Path, before: LedgerState, snapshot_seq: int, archived_seq: int, limits: Limits) -> _Journal:
@@ -163,7 +163,7 @@ def _check_keys(home: Path, variables: Mapping[str, str], state: LedgerState) ->
         return
     if not (home / KEY_NAME).exists():
         what = f"{KEY_NAME} is not there, and this home's grants are signed with it"
-        yield wrong(what)
+        yield bad_finding(what)
         return
     try:
         key = Keystore(home, find_passphrase(variables)).read_key()
@@ -175,7 +175,7 @@ def _check_keys(home: Path, variables: Mapping[str, str], state: LedgerState) ->
     for identity in state.identities_by_token.values():
         if identity.operator and identity.revoked_at_ms is None and identity.agent.pubkey != ours:
             what = f"{KEY_NAME} is not the key this home was made with ({identity.agent.pubkey})"
-            yield wrong(what, "put the journal and identity/ back from one backup")
+            yield bad_finding(what, "put the journal and identity/ back from one backup")
             return
     forged = [
         grant
@@ -185,7 +185,7 @@ def _check_keys(home: Path, variables: Mapping[str, str], state: LedgerState) ->
     if forged:
         named = ", ".join(f"{grant.subject.display} {grant.action}" for grant in forged[:FAULTS_SHOWN])
         what = f"{len(forged)} grant(s) are not signed by {KEY_NAME}: {named}"
-        yield wrong(what, "put the journal and identity/ back from one backup")
+        yield bad_finding(what, "put the journal and identity/ back from one backup")
 
 
 def _check_files(folder: Path, state: LedgerState, archive: Path | None) -> Iterator[CheckFinding]:
@@ -199,7 +199,7 @@ def _check_files(folder: Path, state: LedgerState, archive: Path | None) -> Iter
             try:
                 yield from _check_finished(folder, db)
             except (sqlite3.Error, msgspec.MsgspecError, zlib.error) as error:
-                yield wrong(f"the files of finished tasks cannot be checked: {error}", REBUILD)
+                yield bad_finding(f"the files of finished tasks cannot be checked: {error}", REBUILD)
 
 
 def _check_stored(folder: Path, state: LedgerState, db: sqlite3.Connection | None) -> Iterator[CheckFinding]:
@@ -207,7 +207,7 @@ def _check_stored(folder: Path, state: LedgerState, db: sqlite3.Connection | Non
     for place in all_places(folder):
         fault, count, size = fault_at(place, hashes=True), count + 1, size + (size_at(place) or 0)
         if fault is not None:
-            yield wrong(f"the file {place.relative_to(folder.parent)} is broken ({fault.kind}): {fault.what}")
+            yield bad_finding(f"the file {place.relative_to(folder.parent)} is broken ({fault.kind}): {fault.what}")
         elif db is not None:
             tasks = [TaskId(each.name) for each in place.iterdir() if each.name != BYTES]
             orphans += not any(task in state.entries or _number_of(db, task) is not None for task in tasks)
@@ -231,7 +231,7 @@ def _check_finished(folder: Path, db: sqlite3.Connection) -> Iterator[CheckFindi
     if lost:
         shown = ", ".join(f"{sha256} of {task_id}" for sha256, task_id in list(lost.items())[:FAULTS_SHOWN])
         way_out = f"put {folder.name}/ back from a backup"
-        yield wrong(f"{len(lost)} file(s) of finished tasks are missing: {shown}", way_out)
+        yield bad_finding(f"{len(lost)} file(s) of finished tasks are missing: {shown}", way_out)
 
 
 def _check_live(folder: Path, state: LedgerState) -> Iterator[CheckFinding]:
@@ -241,7 +241,7 @@ def _check_live(folder: Path, state: LedgerState) -> Iterator[CheckFinding]:
                 place = folder / part.space / part.sha256[:2] / part.sha256
                 if (found := size_at(place)) != part.size:
                     text = "is missing" if found is None else f"has {found} bytes instead of {part.size}"
-                    yield wrong(f"the file {part.sha256} of the live task {entry.task.id} {text}")
+                    yield bad_finding(f"the file {part.sha256} of the live task {entry.task.id} {text}")
 
 
 def _check_archive(path: Path) -> _Archive:
@@ -253,7 +253,7 @@ def _check_archive(path: Path) -> _Archive:
             if version not in LAYOUTS:
                 what = f"the archive has layout {version}, and this program knows {SCHEMA_VERSION}"
                 way_out = "run the version that wrote it"
-                return _Archive((wrong(what, way_out),), usable=False)
+                return _Archive((bad_finding(what, way_out),), usable=False)
             faults, finished = _check_pages(db)
             faults = faults or _faults_of_layout(db, version)
             if faults:
@@ -291,7 +291,7 @@ def _open(path: Path) -> sqlite3.Connection:
 def _lost(path: Path, why: str) -> _Archive:
     way_out = f"{BACKUP}, or give up the history that is only there: covenant doctor --accept-loss"
     what = f"the archive is damaged: {path}: {why}"
-    return _Archive((wrong(what, way_out),), lost=why)
+    return _Archive((bad_finding(what, way_out),), lost=why)
 
 
 def _check_pages(db: sqlite3.Connection) -> tuple[list[str], bool]:
@@ -326,7 +326,7 @@ def _report_rejects(rejects: tuple[RejectedRecord, ...], count: int) -> Iterator
     shown = "; ".join(f"record {reject.seq}: {reject.error}" for reject in rejects)
     more = f"; and {count - len(rejects)} more" if count > len(rejects) else ""
     what = f"the archive has set aside {count} record(s) that it could not take: {shown}{more}"
-    yield wrong(what, f"{REBUILD}. It tries them again, and keeps a copy of them")
+    yield bad_finding(what, f"{REBUILD}. It tries them again, and keeps a copy of them")
 
 
 def _contradictions(path: Path, archive: _Archive, journal: _Journal, snapshot_seq: int) -> Iterator[CheckFinding]:

@@ -44,12 +44,14 @@ _event: Final[Any] = msgspec.json.Decoder(AnyEvent).decode
 
 
 class CheckFinding(NamedTuple):
+    """`way_out`: what to do about it, or a remark if all is `well`."""
+
     what: str
     well: bool = True
     way_out: str = ""
 
 
-def wrong(what: str, way_out: str = BACKUP) -> CheckFinding:
+def bad_finding(what: str, way_out: str = BACKUP) -> CheckFinding:
     return CheckFinding(what, False, way_out)
 
 
