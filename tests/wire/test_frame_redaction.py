@@ -44,6 +44,9 @@ def test_values_in_the_query_of_an_address_are_hidden_however_short(body: str) -
         '{"URL"}',
         '{"configuration": {"taskPushNotificationConfig": {"URL"}}}',
         '{"configuration": {"push_notification_config": {"URL"}}}',
+        '{"configuration": {"pushNotification": {"URL", "id": "c"}}}',
+        '{"configuration": {"push_notification": {"URL"}}}',
+        '{"configuration": {"pushNotification": {"URL", cut',
         '{"method": "CreateTaskPushNotificationConfig", "params": {"URL", cut',
     ],
 )

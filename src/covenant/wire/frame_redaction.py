@@ -36,9 +36,12 @@ _QUERY: Final = re.compile(r"(https?://[^\s?\"'<>]*+\?)([^\s#\"'<>]++)", re.IGNO
 _PATH: Final = re.compile(r"(?i)^(https?://[^/?#\s]++/)[^?#]++")
 _PUSH_MEMBERS: Final = frozenset("authentication taskId task_id token".split())
 _PUSH_PLACES: Final = frozenset(
-    "pushNotificationConfig push_notification_config taskPushNotificationConfig task_push_notification_config".split()
+    """
+    pushNotification push_notification pushNotificationConfig push_notification_config taskPushNotificationConfig
+    task_push_notification_config
+    """.split()
 )
-_PUSH_IN_TEXT: Final = re.compile(r"(?i)push_?notification_?config")
+_PUSH_IN_TEXT: Final = re.compile(r"(?i)push_?notification")
 _PATH_IN_TEXT: Final = re.compile(r"(?i)(\"url\"\s*+:\s*+\"https?://[^/?#\s\"]++/)[^?#\s\"]++")
 CLOSED: Final = frozenset("authorization cookie proxy-authorization set-cookie".split())
 
