@@ -339,8 +339,13 @@ class PeerService:
 
             return await asyncio.to_thread(self._keyring.renew_void, self._now_ms())
         await shared.refresh_keys()
-        if self._keyring.purpose_keys() == before and self._keyring.believe_void(self._now_ms()):
-            await shared.replace_keys(compromised=True)
+        if self._keyring.purpose_keys() == before and self._keyring.believes_void(self._now_ms()):
+            self._keyring.renewed_void = True  # before the wait, in which another peer may say so, too
+            try:
+                await shared.replace_keys(compromised=True)
+            except BaseException:
+                self._keyring.renewed_void = False
+                raise
         return True  # another daemon may have replaced the keys while this one used the old ones
 
     def _in_flight(self, key: DelegationKey) -> int:

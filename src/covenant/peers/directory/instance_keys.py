@@ -85,7 +85,7 @@ class InstanceKeys:
         # Prekeys of another identity, as from a mismatched backup, are dropped: no peer would believe them.
         self._prekeys = {each.prekey.kid: each for each in prekeys if prekey_holds(self.key, each.prekey)}
         self._save_purpose_keys = save_purpose_keys
-        self.void_before_ms, self._renewed_void = 0, False
+        self.void_before_ms, self.renewed_void = 0, False
         self.adopt_purpose_keys(purpose_keys)
         self._envelopes: InstanceIdentity | None = None
         self._suites = suites_spoken(hybrid=hybrid)
@@ -188,20 +188,20 @@ class InstanceKeys:
         We declared them void and the restore forgot that, so everything that was signed before is void.
         """
         with self._rotating:
-            if self.believe_void(now_ms):
-                self._renew(self.replaced_purpose_keys(now_ms, compromised=True))
-                return True
-            return False
+            if not self.believes_void(now_ms):
+                return False
+            self._renew(self.replaced_purpose_keys(now_ms, compromised=True))
+            self.renewed_void = True
+            return True
 
-    def believe_void(self, now_ms: int) -> bool:
+    def believes_void(self, now_ms: int) -> bool:
         """Whether a peer's word that our keys are void replaces them: old keys only.
 
-        Once after each start and restore: a lying peer, or somebody on the way, causes no more than that.
+        Once after each start and restore, noted as `renewed_void`: a lying peer, or somebody on the way, causes no more
+        than that.
         """
         old = any(key_due(each, self.key, now_ms + KEY_PERIOD_MS - RENEWED_MS) for each in self.purpose_keys())
-        believed = old and not self._renewed_void
-        self._renewed_void |= believed
-        return believed
+        return old and not self.renewed_void
 
     def _renew(self, kept: PurposeKeySet) -> None:
         self._save_purpose_keys(kept)
@@ -218,7 +218,7 @@ class InstanceKeys:
 
     def adopt_purpose_keys(self, kept: PurposeKeySet) -> None:
         """Use these, which are saved, and no others."""
-        self._renewed_void &= kept.void_before_ms >= self.void_before_ms  # earlier: the shared ledger was restored
+        self.renewed_void &= kept.void_before_ms >= self.void_before_ms  # earlier: the shared ledger was restored
         self.void_before_ms = kept.void_before_ms
         self._purpose_keys = {each.certificate.purpose: each for each in kept.keys if each.certificate is not None}
 
