@@ -12,9 +12,11 @@ import pytest
 
 from covenant.ledger.machine.peer_commands import LearnPeer, SendToPeer
 from covenant.model.peers.delegation import DelegationKey, DelegationRole
+from covenant.peers.directory.instance_keys import InstanceKeys
+from covenant.peers.transport.inbox import ALL_LOOK_UPS_PER_MIN
 from covenant.seal.envelope import RELAYED_LIFE_MS_MAX
 from covenant.seal.identity import ENVELOPE_LIFE_MS_MAX, sign_change
-from covenant.seal.keys import from_base64url
+from covenant.seal.keys import from_base64url, new_private_key
 from covenant.wire.peers import ACKS, Ack, DeliveryAcks, encode
 from tests.ledger_contract.samples import OPERATOR
 from tests.outbound.http_servers import Answer, Request, Served, always, http_server, reply
@@ -278,3 +280,18 @@ async def test_a_stranger_that_writes_much_keeps_nobody_from_being_followed_to_a
         assert len(relay.requests) < 50
         assert await carl.inbox.follows(alice.sealed(cancel(1), carl, seq=1))
         assert [peer.id for peer in carl.ledger.peers()] == [alice.id]
+
+
+async def test_a_relay_that_makes_up_senders_has_a_bounded_number_of_them_looked_up(tmp_path: Path) -> None:
+    async with (
+        http_server(always(reply(404))) as relay,
+        transport_under_test(tmp_path / "carl", settings=replace(QUICK, relay=f"relay={relay.url()}")) as carl,
+    ):
+        prekey = carl.prekey()
+        for _ in range(ALL_LOOK_UPS_PER_MIN + 10):
+            made_up, now_ms = InstanceKeys(new_private_key(), (), lambda _: None), carl.clock()
+            body = made_up.seal(
+                encode(cancel(1)), typ="delegation_cancel", to=carl.id, prekey=prekey, now_ms=now_ms, seq=1
+            )
+            assert not await carl.inbox.follows(body)
+        assert len(relay.requests) == ALL_LOOK_UPS_PER_MIN

@@ -59,9 +59,9 @@ LARGE_BYTES: Final = 64 * 1024
 LARGE_AT_ONCE: Final = 4
 TRUSTED_FACTOR: Final = 10
 LOOK_UPS_PER_MIN: Final = 6
-"""How often we look up an unknown sender at our relay in a minute. One that writes much uses up nobody else's."""
-STRANGERS_PER_MIN: Final = 12
-"""How many unknown senders we look up at our relay in a minute."""
+"""How often we look up one unknown sender at our relay in a minute. One that writes much uses up nobody else's."""
+ALL_LOOK_UPS_PER_MIN: Final = 120
+"""How often we look up unknown senders in a minute: a relay could make up as many as it likes."""
 OFFER: Final = "delegation_offer"
 CANCEL: Final = "delegation_cancel"
 T = TypeVar("T")
@@ -135,6 +135,7 @@ class Inbox(PeerService):
         self._poll_server = PollServer(context, directory, self.relay)
         self._large = asyncio.Semaphore(LARGE_AT_ONCE)
         self._look_ups = SlidingWindow(LOOK_UPS_PER_MIN, MINUTE_MS)
+        self._all_look_ups = SlidingWindow(ALL_LOOK_UPS_PER_MIN, MINUTE_MS)
 
     async def receive(self, body: bytes, address: str | None) -> wire.Received:
         """Processes an envelope; answers once that is durable. Raises a `Refusal` that the sender may see."""
@@ -179,7 +180,8 @@ class Inbox(PeerService):
             check(body, us=self._keyring.id, now_ms=self._now_ms(), known=known)
         if not senders or self._ledger.peer(senders[0]) is not None:
             return False
-        if self._look_ups.take(senders[0], self._monotonic_ms()) is not None:
+        now_ms = self._monotonic_ms()
+        if self._look_ups.take(senders[0], now_ms) is not None or self._all_look_ups.take("", now_ms) is not None:
             return False
         try:
             return await self._directory.follow_at_relay(senders[0])
