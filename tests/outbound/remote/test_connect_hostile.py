@@ -689,15 +689,33 @@ async def test_a_stream_of_comments_alone_does_not_hide_how_the_task_goes_on(res
 
 
 @pytest.mark.usefixtures("_soon_quiet")
-async def test_a_stream_of_comments_alone_from_the_start_is_left() -> None:
+@pytest.mark.parametrize("key", [None, "k"])
+async def test_an_answer_may_take_longer_than_a_stream_is_quiet_and_is_asked_for_once(key: str | None) -> None:
+    """Many agents think for minutes, and then answer with a message, without a task."""
+    over = asyncio.Event()
+
+    async def behave(called: Called) -> None:
+        called.open()
+        asyncio.get_running_loop().call_later(5 * a2a_transport.QUIET_S, over.set)
+        await comment(called, over)
+        called.frame({"message": {"messageId": "m", "role": "ROLE_AGENT", "parts": [{"text": "done"}]}})
+        await called.close()
+
+    async with hand_made(behave) as hand, hand.connect(timeout_s=BOUND_S) as remote:
+        assert (await remote.send("go", idempotency_key=key)).text == "done"
+        assert hand.methods == ["SendStreamingMessage"]
+
+
+@pytest.mark.usefixtures("_soon_quiet")
+async def test_a_stream_of_comments_alone_holds_its_caller_no_longer_than_the_call_may_take() -> None:
     over = asyncio.Event()
 
     async def behave(called: Called) -> None:
         called.open()
         await comment(called, over)
 
-    async with hand_made(behave) as hand, hand.connect(timeout_s=BOUND_S) as remote:
-        with pytest.raises(OutcomeUnknown, match="no event in time"):
+    async with hand_made(behave) as hand, hand.connect(timeout_s=0.5) as remote:
+        with pytest.raises(RemoteTimedOut):
             await remote.send("go")
         assert hand.methods == ["SendStreamingMessage"]
         over.set()

@@ -231,9 +231,9 @@ class TaskFollower:
                 return
 
     async def _missed(self, transport: A2ATransport) -> RemoteTask | None:
-        """The task, if the stream did not tell all of it."""
+        """The task, if the stream did not tell all of it. None while no task is known: an answer may need its time."""
         if self.known.task_id is None:
-            raise CallFailed("timed_out", "the stream told of no event in time")
+            return None
         try:
             task = await transport.get(self.known.task_id)
         except (RemoteRefused, CallFailed) as trouble:
