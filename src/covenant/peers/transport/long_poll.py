@@ -290,20 +290,20 @@ class PollClient(PeerService):
         while (peer := self._ledger.peer(peer_id)) is not None and self._fetches_from(peer):
             began = loop.time()
             try:
-                failed = await self._fetch(peer, acks, taken)
+                fetched = await self._fetch(peer, acks, taken)
             except Exception:
                 log.exception("long_poll.fault", extra={"peer": peer_id})
-                failed = DeliveryFailure("internal", "internal error; the daemon's log has the trace", whole=True)
-            if isinstance(failed, int):
+                fetched = DeliveryFailure("internal", "internal error; the daemon's log has the trace", whole=True)
+            if isinstance(fetched, int):
                 attempts = 0
                 self._troubles.pop(peer_id, None)
-                if failed == 0:  # the peer may have answered at once, although it was asked to wait
+                if fetched == 0:  # the peer may have answered at once, although it was asked to wait
                     await asyncio.sleep(self._settings.retry_first_ms / 1000 - (loop.time() - began))
                 continue
             attempts += 1
-            trouble = self._troubles[peer_id] = self._sender.trouble(peer_id, failed, attempts)
+            trouble = self._troubles[peer_id] = self._sender.trouble(peer_id, fetched, attempts)
             pause_ms = trouble.due_ms - self._monotonic_ms()
-            log.info("long_poll.failed", extra={"peer": peer_id, "reason": str(failed), "again_in_ms": pause_ms})
+            log.info("long_poll.failed", extra={"peer": peer_id, "reason": str(fetched), "again_in_ms": pause_ms})
             await asyncio.sleep(pause_ms / 1000)
 
     async def _fetch(self, peer: Peer, acks: Acks, taken: list[str]) -> DeliveryFailure | int:
