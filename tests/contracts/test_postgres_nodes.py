@@ -16,7 +16,9 @@ from covenant.agents.model.agent_memory import AgentMemories
 from covenant.agents.runtime.lost_work import LostWork
 from covenant.daemon.schedulers import AuditAnchors
 from covenant.daemon.telemetry import Log
-from covenant.exchange.access.principals import IdentityAuth
+from covenant.dashboard.feed import FeedCollector
+from covenant.dashboard.sessions import Role, UiSession
+from covenant.exchange.access.principals import IdentityAuth, Principal
 from covenant.exchange.access.tenants import Caller, TenantAccess, TenantLimiter
 from covenant.ledger.contract.identities import Register, RegisterChange, Resident
 from covenant.ledger.contract.retention import EraseTasks
@@ -250,6 +252,32 @@ async def test_whoever_waits_for_a_move_is_woken_by_one_at_another_node(a: Ledge
     moved = b.ledger.changes.moved()
     await a.send(make_task())
     await asyncio.wait_for(asyncio.shield(moved), BOUND_S)
+
+
+async def test_the_tenants_of_many_tasks_of_another_node_are_read_together_for_the_feed(
+    a: LedgerDriver, b: LedgerDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collector = FeedCollector(b.ledger, followers_max=1)
+    with collector.following(
+        UiSession("secret", Role.TENANT, Principal(ALICE, operator=False, token_sha256=""), None, 0)
+    ):
+        for tenant, numbers in (("acme", range(60)), (None, range(60, 80))):
+            await a.send_all([make_task(number, tenant=tenant) for number in numbers])
+        await until(lambda: len(b.ledger.changes._remote_tasks) == 80)
+        history, reads = ledger_of(b)._history, list[str]()
+        read = history.rows
+
+        async def counted(name: str, **values: Any) -> Any:
+            reads.append(name)
+            return await read(name, **values)
+
+        monkeypatch.setattr(history, "rows", counted)
+        await collector.look(counting=False)
+        (told,) = collector.ring.since(collector.ring.start) or ()
+        assert sum(told.more_of.values()) == told.more == 80 - len(told.tasks)
+        assert told.more_of["acme"] == 60
+        assert len(reads) <= 2 * len(told.tasks) + 1
+    collector._ledger.changes.end()
 
 
 async def test_uses_of_a_grant_are_counted_over_all_nodes(a: LedgerDriver, b: LedgerDriver) -> None:

@@ -9,7 +9,7 @@ reads everything again.
 A round names the tasks that changed last, at most `LATEST_MAX`, and counts the others. Readers share the look-ups and
 the written frames, so a round's cost does not grow with the number of readers, and hardly with the number of changes.
 While a tenant reads, and for `LINGER_S` afterwards, the others are counted for each tenant: the tenant of a task is
-looked up once, unless the task was sent meanwhile.
+looked up once, together with those of the round's other tasks, unless the task was sent meanwhile.
 """
 
 from __future__ import annotations
@@ -242,16 +242,14 @@ class FeedCollector:
         return FeedRow(task_id, state.wire_name if state is not None else "resolved", agent, tenant, change.at_ms)
 
     async def _count_owners(self, others: Mapping[TaskId, TaskChange]) -> Counter[str | None]:
-        found: Counter[str | None] = Counter()
-        for task_id, change in others.items():
-            if change.agent is not None:
-                self._owners[task_id] = change.tenant
-            elif task_id not in self._owners:
-                parties = await self._ledger.parties(task_id)
-                self._owners[task_id] = parties.tenant if parties is not None else None
-            found[self._owners[task_id]] += 1
-        for task_id in list(self._owners)[: max(0, len(self._owners) - OWNERS_MAX)]:
-            del self._owners[task_id]
+        owners = self._owners
+        owners |= {task_id: change.tenant for task_id, change in others.items() if change.agent is not None}
+        unknown = [task_id for task_id in others if task_id not in owners]
+        tenants = await self._ledger.tenants_of(unknown)
+        owners |= {task_id: tenants.get(task_id) for task_id in unknown}
+        found = Counter(owners[task_id] for task_id in others)
+        for task_id in list(owners)[: max(0, len(owners) - OWNERS_MAX)]:
+            del owners[task_id]
         return found
 
     async def count(self) -> None:

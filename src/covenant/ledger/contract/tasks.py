@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
@@ -318,6 +318,9 @@ class TaskLedger(Commits, Protocol):
 
     async def parties(self, task_id: TaskId) -> Parties | None:
         """The parties of a task, live or finished. The cost does not depend on the task's size."""
+
+    async def tenants_of(self, task_ids: Collection[TaskId]) -> Mapping[TaskId, str | None]:
+        """The tenants of these tasks, live or finished, read together. Unknown tasks are left out."""
 
     def watch(self, task_id: TaskId, *, new: bool = False) -> Watch:
         """Watches each step of a task from now on; the task need not exist yet. For the past, read `steps` after this.

@@ -7,7 +7,7 @@ cannot be read or written: the same answers in the same order, at a cost that gr
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from heapq import nsmallest
 from itertools import chain, islice
@@ -130,6 +130,10 @@ class Reads(PeerReads):
             task = entry.task
             return Parties(sender=task.sender, recipient=task.recipient, tenant=task.tenant)
         return await self._history.parties(task_id) if self._storage.seen.maybe(task_id) else None
+
+    async def tenants_of(self, task_ids: Collection[TaskId]) -> Mapping[TaskId, str | None]:
+        found = {task_id: await self.parties(task_id) for task_id in task_ids}
+        return {task_id: parties.tenant for task_id, parties in found.items() if parties is not None}
 
     async def outbox(self) -> Sequence[Push]:
         await self.durable()

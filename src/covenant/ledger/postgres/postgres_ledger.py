@@ -7,7 +7,7 @@ memory, as new as the news from other nodes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
@@ -271,9 +271,7 @@ class PostgresLedger:
         self._signals.notify(registers=changes)
 
     def _waits(self, kind: str, identity: PublicKey | None) -> bool:
-        if identity is not None:
-            return self._counters.get(kind, identity) > 0
-        return self._counters.get("state", kind) > 0
+        return (self._counters.get("state", kind) if identity is None else self._counters.get(kind, identity)) > 0
 
     # Waiting
 
@@ -318,6 +316,9 @@ class PostgresLedger:
 
     async def parties(self, task_id: TaskId) -> Parties | None:
         return await self._history.parties(task_id)
+
+    async def tenants_of(self, task_ids: Collection[TaskId]) -> Mapping[TaskId, str | None]:
+        return await self._history.tenants_of(task_ids)
 
     async def steps(self, task_id: TaskId, after: int, limit: int, scope: TaskScope = ANY) -> Sequence[Step]:
         await self._steps.began(task_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from operator import index
 from typing import Any, Final
 
@@ -168,6 +168,10 @@ class History:
             return None
         task = decode_task(found)
         return Parties(sender=task.sender, recipient=task.recipient, tenant=task.tenant)
+
+    async def tenants_of(self, task_ids: Collection[TaskId]) -> Mapping[TaskId, str | None]:
+        rows = await self.rows("tenants_of", task_ids=list(task_ids)) if task_ids else ()
+        return {TaskId(row["task_id"]): row["tenant"] for row in rows}
 
     async def steps(self, task_id: TaskId, after: int, limit: int, scope: TaskScope = ANY) -> tuple[Step, ...]:
         rows = await self.rows(

@@ -10,6 +10,11 @@ WHERE i.task_id = :task_id
 -- :parties
 SELECT e.body FROM ids AS i JOIN events AS e ON e.no = i.no AND e.n = 1 WHERE i.task_id = :task_id
 
+-- :tenants_of
+SELECT i.task_id, coalesce(l.tenant, t.tenant) AS tenant FROM ids AS i
+LEFT JOIN live AS l ON l.no = i.no LEFT JOIN tasks AS t ON t.no = i.no
+WHERE i.task_id = ANY(:task_ids::text[]) AND (l.no IS NOT NULL OR t.no IS NOT NULL)
+
 -- :finished
 SELECT NOT EXISTS (
     SELECT FROM ids AS i JOIN live AS l ON l.no = i.no WHERE i.task_id = :task_id AND l.state <> 'settled'
