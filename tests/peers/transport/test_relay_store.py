@@ -10,7 +10,7 @@ import pytest
 
 from covenant.model.errors import OverLimit
 from covenant.model.peers.instance import InstanceId
-from covenant.peers.transport.relay import RelayLimits, RelayStore
+from covenant.peers.transport.relay import INTRODUCTION, RelayLimits, RelayStore
 from covenant.seal.identity import SKEW_MS
 
 NOW = 1_800_000_000_000
@@ -118,6 +118,17 @@ async def test_files_that_somebody_removed_hold_up_nothing_behind_them(tmp_path:
     assert await names(store, BEN, most=2) == [3]
     for name in (4, 5):
         await put(store, BEN, ANN, name)
+
+
+async def test_an_introduction_that_somebody_removed_is_shown_again_after_the_next_poll(
+    tmp_path: Path, clock: Clock
+) -> None:
+    store = opened(tmp_path, clock)
+    await store.introduce(BEN, b'{"who": "ben"}')
+    (tmp_path / "relay" / BEN / INTRODUCTION).unlink()
+    assert await store.introduction(BEN) is None
+    await store.introduce(BEN, b'{"who": "ben"}')
+    assert await store.introduction(BEN) == b'{"who": "ben"}'
 
 
 async def test_what_is_over_goes_and_what_was_cut_off_is_nothing(tmp_path: Path, clock: Clock) -> None:

@@ -223,6 +223,7 @@ class RelayStore:
         try:
             return await asyncio.to_thread((self._folder / recipient / INTRODUCTION).read_bytes)
         except OSError:
+            self._shown.pop(recipient, None)  # the recipient's next poll writes it again
             return None
 
 
