@@ -21,6 +21,7 @@ from covenant.outbound.call_errors import (
     RemoteTimedOut,
 )
 from covenant.outbound.remote import a2a_transport
+from covenant.outbound.remote.task_follower import FAILURES_MAX
 from covenant.wire.a2a.card_codec import BadCard
 from tests.outbound.http_servers import HERE, Request, always, http_server, redirect, reply
 from tests.outbound.remotes import CONTEXT, TASK, Called, card, chunk, hand_made, status, task, timed_out
@@ -719,6 +720,27 @@ async def test_a_stream_of_comments_alone_holds_its_caller_no_longer_than_the_ca
             await remote.send("go")
         assert hand.methods == ["SendStreamingMessage"]
         over.set()
+
+
+@pytest.mark.usefixtures("_soon_quiet")
+async def test_a_remote_that_tells_of_its_task_only_now_and_then_is_followed_for_as_long_as_its_stream_lives() -> None:
+    over = asyncio.Event()
+
+    async def behave(called: Called) -> None:
+        if called.method == "GetTask":
+            looks = hand.methods.count("GetTask")
+            called.answer({}, 503) if looks % 2 else called.result(task())
+            if looks > 2 * FAILURES_MAX:
+                over.set()
+            return
+        called.open()
+        called.frame({"task": task()})
+        await comment(called, over)
+        called.frame(status("COMPLETED"))
+        await called.close()
+
+    async with hand_made(behave) as hand, hand.connect(timeout_s=BOUND_S) as remote:
+        assert (await remote.send("go")).ok
 
 
 @pytest.mark.usefixtures("_soon_quiet")

@@ -362,3 +362,30 @@ async def test_a_peer_that_answers_at_once_with_nothing_to_take_is_not_asked_wit
                 for _ in range(4):
                     await asyncio.wait_for(came.acquire(), BOUND_S)
                 assert loop.time() - began >= 3 * 0.1
+
+
+async def test_a_relay_that_had_an_envelope_is_asked_again_without_a_pause(
+    tmp_path: Path, alice: TransportUnderTest, bob: TransportUnderTest
+) -> None:
+    asked = asyncio.Semaphore(0)
+    waiting: list[bytes] = []
+
+    async def hand_out(_: Request, writer: asyncio.StreamWriter) -> None:
+        relayed = b",".join(b'{"id": "%032x", "envelope": %b}' % (1, waiting.pop()) for _ in waiting[:1])
+        writer.write(reply(200, b'{"envelopes": [], "relayed": [%b]}' % relayed))
+        asked.release()
+
+    async with http_server(hand_out) as served:
+        never_ms = int(10_000 * BOUND_S)
+        settings = replace(FETCHING, retry_first_ms=never_ms, relay=f"relay={served.url()}", poll=())
+        async with transport_under_test(tmp_path / "carl", settings=settings) as carl:
+            await carl.knows(bob, url=None)
+            ack = Ack(role=DelegationRole.REQUESTER, offer_id=offer_id(1), seq=1)
+            told = polling.encode(polling.DeliveryAcks(acks=(ack,)))
+            waiting.append(
+                bob.keyring.seal(told, typ=polling.ACKS, to=carl.id, prekey=carl.prekey(), now_ms=bob.clock())
+            )
+            await carl.knows(alice, url=served.url().rstrip("/"))
+            async with delivering(carl):
+                for _ in range(2):
+                    await asyncio.wait_for(asked.acquire(), BOUND_S)
