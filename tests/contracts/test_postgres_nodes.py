@@ -254,6 +254,16 @@ async def test_whoever_waits_for_a_move_is_woken_by_one_at_another_node(a: Ledge
     await asyncio.wait_for(asyncio.shield(moved), BOUND_S)
 
 
+async def test_changes_at_another_node_move_the_place_of_a_reader_that_is_away(
+    a: LedgerDriver, b: LedgerDriver
+) -> None:
+    changes = b.ledger.changes
+    assert not changes.on
+    before = changes.position
+    await a.send(make_task())
+    await until(lambda: changes.position > before)
+
+
 async def test_the_tenants_of_many_tasks_of_another_node_are_read_together_for_the_feed(
     a: LedgerDriver, b: LedgerDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,7 @@ from covenant.dashboard.feed import (
 from covenant.ledger.change_log import LATEST_MAX
 from covenant.ledger.embedded.open import open_ledger
 from covenant.ledger.machine.commands import Accept
+from covenant.model.errors import Unavailable
 from covenant.model.ids import TaskId
 from tests.daemon_under_test import DaemonUnderTest, open_daemon_under_test
 from tests.dashboard.browser import OUR_PAGE, Browser, asking_agent, leave_stuck, new_viewer, open_browser, send_task
@@ -129,6 +130,33 @@ async def test_a_task_that_begins_and_ends_between_two_counts_is_told(short_path
         await eventually(archived)
         await collector.look(counting=True)
         assert collector.counted == before + 1
+
+
+async def test_the_feed_goes_on_for_who_reads_it_after_the_ledger_was_away(
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("covenant.daemon.lifecycle.RESTART_S", 0.01)
+    async with (
+        open_daemon_under_test(short_path / "home", asking_agent()) as daemon,
+        open_browser(daemon, daemon.token) as browser,
+        follow(browser) as feed,
+    ):
+        was_away = asyncio.Event()
+
+        async def away() -> Any:
+            monkeypatch.setattr(daemon.ledger, "counts", counts)
+            was_away.set()
+            raise Unavailable("database_unavailable", "the database is away")
+
+        counts = daemon.ledger.counts
+        monkeypatch.setattr(daemon.ledger, "counts", away)
+        await send_task(daemon, "paint")
+        await asyncio.wait_for(was_away.wait(), BOUND_S)
+        task = await send_task(daemon, "paint")
+        while task["id"] not in str(told := await feed.next()) and told[0] != "resync":
+            pass
+        task = await send_task(daemon, "paint")
+        await until_told(feed, task["id"], "parked")
 
 
 async def test_whoever_connects_is_told_the_counts_of_now(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,10 +145,7 @@ class FeedCollector:
         self._followers += 1
         self._of_session[key] = self._of_session.get(key, 0) + 1
         if not self._wanted.is_set():
-            self._ledger.changes.begin()
-            self.ring.clear(self._ledger.changes.position)
-            self._stale = True
-            self._wanted.set()
+            self._begin()
         tenant = session.role is Role.TENANT
         self.epoch += tenant and not self._counts_tenants
         self._tenants += tenant
@@ -176,7 +173,17 @@ class FeedCollector:
                 return False
         return True
 
+    def _begin(self) -> None:
+        self._ledger.changes.begin()
+        self.ring.clear(self._ledger.changes.position)
+        self._stale = True
+        self._wanted.set()
+
     async def run(self) -> None:
+        """Runs until canceled. After a failure, as while a database is away, it is run again for those who read."""
+        if self._followers and not self._wanted.is_set():
+            self._begin()
+            self._wake()
         while True:
             await self._wanted.wait()
             await self._run_rounds()

@@ -104,7 +104,9 @@ class Changes(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class ChangeLog:
-    """`position`: the last durable record. Where records have no numbers of their own, they are counted from here."""
+    """`position`: the last durable record. Where records have no numbers of their own, they are counted from here, also
+    while the log is off: who has a place in it must see that it missed something.
+    """
 
     def __init__(self, position: int) -> None:
         self.on = False
@@ -158,6 +160,8 @@ class ChangeLog:
         """Notes durable changes that another node has recorded."""
         if self.awaited is not None:
             self.ring(self.awaited)
+        self.newest += 1
+        self.position = self.newest
         if not self.on:
             return
         if len(self._remote_tasks) >= RECORDS_MAX:
@@ -167,15 +171,13 @@ class ChangeLog:
         self._remote_peers.update(peers)
         self._remote_pushes.update(pushes)
         self._remote_audited += audited
-        self.newest += 1
-        self.position = self.newest
 
     def note_nodes(self) -> None:
         """Notes a change of the living nodes: leases of a lost node have lost their holder."""
+        self.newest += 1
+        self.position = self.newest
         if self.on:
             self._remote_nodes = True
-            self.newest += 1
-            self.position = self.newest
 
     def forget(self) -> None:
         """Drops records that did not become durable: they never happened."""

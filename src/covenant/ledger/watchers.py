@@ -402,6 +402,8 @@ class TaskWatchers:
         """
         if self.changes.on:
             self.changes.note(events, ts_ms, seq)
+        elif not seq:
+            self.changes.newest += 1
         watches, waiting, contents = self._watches, self._waiting, _CONTENTS
         watched: TaskId | None = None
         steps: list[Step] = []
