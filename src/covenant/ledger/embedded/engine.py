@@ -282,7 +282,7 @@ class EmbeddedLedger(Reads):
     def _due_in_ms(self) -> int | None:
         """The time until the next task is due; None: there is none."""
         now_ms = self.now_ms()
-        next_ms = self._state.due_tasks.next_ms(self._state.entries, now_ms, self.clock.ages)
+        next_ms = self._state.due_tasks.next_ms(now_ms, self.clock.ages)
         return None if next_ms is None else next_ms - now_ms
 
     def on_lost(

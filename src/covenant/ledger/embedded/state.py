@@ -87,7 +87,7 @@ class LedgerState(Registries, PushIndex, PeerIndex):
         self.used_here: Callable[[TaskId], dict[str, Any] | None] | None = None
         self.resolved_events = 0
         """The number of events of evicted tasks."""
-        self.due_tasks = DueTasks()
+        self.due_tasks = DueTasks(self.entries)
         self._finished: OrderedDict[TaskId, int] = OrderedDict()
         """With the seq of the record that finished the task."""
         # Every decision calls these, so they are bound without a frame between.
@@ -381,7 +381,7 @@ class LedgerState(Registries, PushIndex, PeerIndex):
         return (self.entries[task_id] for task_id in self.leased)
 
     def due(self, now_ms: int, count: int, ages: Ages) -> Sequence[Entry]:
-        return self.due_tasks.find(self.entries, now_ms, count, ages)
+        return self.due_tasks.find(now_ms, count, ages)
 
     def orphans(self, count: int) -> Sequence[Entry]:
         found: list[Entry] = []
