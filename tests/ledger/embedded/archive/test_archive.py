@@ -658,6 +658,18 @@ async def test_catching_up_waits_only_for_what_it_needs(path: Path) -> None:
         await archive.caught_up(2, BOUND_S)
 
 
+async def test_callers_that_gave_up_are_forgotten_while_the_archive_gets_no_further(path: Path) -> None:
+    recorded = Recorded()
+    async with following(path, recorded) as (archive, _):
+        waiting = [asyncio.ensure_future(archive.caught_up(seq, 0.01)) for seq in range(1, 100)]
+        patient = asyncio.ensure_future(archive.caught_up(1, BOUND_S))
+        assert all(isinstance(end, Unavailable) for end in await asyncio.gather(*waiting, return_exceptions=True))
+        assert len(archive._waiting) <= 2
+        recorded.record(sent(1))
+        archive.notify(1)
+        await patient
+
+
 async def test_a_backlog_larger_than_a_batch_is_worked_off(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive_writer, "BATCH_BYTES", 2_000)
     recorded = Recorded()

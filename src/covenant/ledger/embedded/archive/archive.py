@@ -79,6 +79,7 @@ class Archive:
         self._packed_through: int | None = 0
         """The task up to which those of earlier layouts are packed; None: all are."""
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._canceled = 0
         self._tickets = itertools.count()
         self._thread: threading.Thread | None = None
 
@@ -120,6 +121,17 @@ class Archive:
             raise Unavailable(
                 "history_lagging", f"history is {behind} records behind{why}; ask again", retry_after_ms=1_000
             ) from None
+        finally:
+            if future.cancelled():
+                self._forget_canceled()
+
+    def _forget_canceled(self) -> None:
+        """Drops callers that gave up, once they are the majority: while the archive fails, nothing else drops them."""
+        self._canceled += 1
+        if 2 * self._canceled > len(self._waiting):
+            self._waiting = [waiting for waiting in self._waiting if not waiting[2].done()]
+            heapq.heapify(self._waiting)
+            self._canceled = 0
 
     async def reachable(self, seq: int, timeout_s: float) -> bool:
         """Whether record `seq` is in the archive, or soon is. At once False while the archive cannot be written."""
