@@ -394,9 +394,10 @@ def answer_text(
     artifacts: Sequence[Artifact],
     history: Sequence[MessageUpdate],
 ) -> str:
-    """A result is in the artifacts; the message with it may repeat it, comment on it, or be the whole answer.
+    """The text that answers the sender: the artifacts' text, or the status message if it contains that or stands alone.
 
-    If a task did not complete, its message says why, and takes precedence over the artifacts.
+    If a task did not complete, its message says why, and takes precedence over the artifacts. A task that ended without
+    either is answered by its agent's last message.
     """
     status_text = plain_text(message.parts) if message is not None else ""
     made = "\n".join(text for artifact in artifacts if (text := plain_text(artifact.parts)))

@@ -44,7 +44,7 @@ from covenant.ledger.clock import uuid_source
 from covenant.ledger.contract.blobs import BlobStore
 from covenant.ledger.contract.ledger import Ledger, SharedLedger
 from covenant.ledger.embedded.moved_mark import find_own_ledger, read_mark
-from covenant.ledger.embedded.open import CLOCK_NAME, keep_ages, kept_ages
+from covenant.ledger.embedded.open import CLOCK_NAME, load_ages, save_ages
 from covenant.mailbox import local_agent
 from covenant.model.errors import CovenantError, HomeUnusable, SettingsError, Unavailable
 from covenant.model.extras import install_command
@@ -99,8 +99,8 @@ async def open_shared_ledger(settings: Settings, clocks: Any) -> SharedLedger:
         clock=clocks.now_ms,
         monotonic_ms=clocks.monotonic_ms,
         clock_pause_ms=settings.daemon.clock_pause_ms,
-        keep=partial(keep_ages, path),
-        kept=await asyncio.to_thread(kept_ages, path),
+        keep=partial(save_ages, path),
+        kept=await asyncio.to_thread(load_ages, path),
         limits=ledger_limits(settings),
         durability=settings.ledger.durability,
         node=node_name(settings),
@@ -194,7 +194,7 @@ def _check_no_ledger(settings: Settings) -> None:
     home, begin = settings.home, "begin a new one there with `covenant ledger init`"
     own = find_own_ledger(home, settings.ledger.url)
     if own is not None:
-        why = f"the database has no ledger, and that of {home} is {own.place}: {own.way}, or {begin}"
+        why = f"the database has no ledger, and that of {home} is {own.place}: {own.next_step}, or {begin}"
         raise HomeUnusable(why, None)
     if read_mark(home) is not None:
         why = f"the database has no ledger any more, though {home} was served on it: restore it from its backup"
@@ -206,8 +206,8 @@ def _other_instance(settings: Settings) -> UnsafeHome:
     if own is None:
         return UnsafeHome(COPY_KEY)
     return UnsafeHome(
-        f"the database has the ledger of another instance, and that of {settings.home} is {own.place}: {own.way}, or "
-        "name the home of a daemon of that instance, or an empty one, with --home"
+        f"the database has the ledger of another instance, and that of {settings.home} is {own.place}: "
+        f"{own.next_step}, or name the home of a daemon of that instance, or an empty one, with --home"
     )
 
 

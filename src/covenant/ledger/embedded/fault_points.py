@@ -125,7 +125,7 @@ class Plan:
 
     def __init__(self, name: str | None = None, action: Action | None = None, *, nth: int = 1) -> None:
         if name is not None and name not in _KNOWN:
-            raise ValueError(f"{name!r} is not a crash point; the points are {', '.join(POINTS)}")
+            raise ValueError(f"{name!r} is not a crash point; the points are {', '.join(sorted(_KNOWN))}")
         self.hits: Counter[str] = Counter()
         self.fired = False
         self._name = name

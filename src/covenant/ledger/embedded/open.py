@@ -63,7 +63,7 @@ SEALED_SEGMENTS_BEFORE_COMPACTION: Final = 4
 COMPACTION_CATCH_UP_S: Final = 60.0
 NODE: Final = "local"
 CATCH_UP_S: Final = 600.0
-PATIENCE_S: Final = 10.0
+UNWRITABLE_WAIT_S: Final = 10.0
 """How long an archive that cannot be written delays a start."""
 
 
@@ -74,34 +74,34 @@ class Compacted(msgspec.Struct, frozen=True, gc=False):
     dropped: int
 
 
-class _Place(NamedTuple):
-    """The place of a large body: in a line of a segment, or of the snapshot before."""
+class _BodyPlace(NamedTuple):
+    """The place of a large body: a line of a segment, or of the snapshot before."""
 
     path: Path
     offset: int
     length: int
 
 
-class _LargeBodies:
+class _BodyPlaces:
     """The places of bodies that are too large for memory, so that the new snapshot has them too."""
 
     def __init__(self, state: LedgerState, old: Path | None) -> None:
         self._state = state
         self._old = old
-        self._places: dict[TaskId, _Place] = {}
+        self._places: dict[TaskId, _BodyPlace] = {}
 
     def of_snapshot(self, entry: Entry, offset: int, length: int) -> None:
         assert self._old is not None
-        # The entry in the state is not there yet, and may have no size of its own.
+        # Called before the state has the entry; an entry of an old version has no size of its own.
         if length >= self._state.limits.body_bytes_on_disk:
-            self._places[entry.task.id] = _Place(self._old, offset, length)
+            self._places[entry.task.id] = _BodyPlace(self._old, offset, length)
 
     def of_record(self, record: Replayed) -> None:
         if record.length < self._state.limits.body_bytes_on_disk:
             return
         for event in record.events:
             if isinstance(event, TaskSent | TaskFollowed):
-                self._places[event.task_id] = _Place(record.path, record.offset, record.length)
+                self._places[event.task_id] = _BodyPlace(record.path, record.offset, record.length)
 
     def forget(self, task_ids: Iterable[TaskId]) -> None:
         for task_id in task_ids:
@@ -114,13 +114,13 @@ class _LargeBodies:
         for event in read_events(*place):
             if isinstance(event, TaskSent | TaskFollowed) and event.task_id == task_id:
                 return event.task
-        raise AssertionError(f"task {task_id} is not where it was read")
+        raise AssertionError(f"the body of task {task_id} is not at its place")
 
 
 def compact(folder: Path, through_seq: int, limits: Limits) -> Compacted:
     state = LedgerState(limits)
     found = snapshot.newest(folder)
-    bodies = _LargeBodies(state, None if found is None else found[1])
+    bodies = _BodyPlaces(state, None if found is None else found[1])
     seq = 0 if found is None else snapshot.load(found[1], state, bodies.of_snapshot)
     if seq >= through_seq:
         return Compacted(seq, 0)
@@ -328,10 +328,10 @@ async def open_ledger(
         raise unusable_by(error, home) from error
     try:
         state = LedgerState(limits or Limits())
-        keep = partial(keep_ages, home / CLOCK_NAME)
+        keep = partial(save_ages, home / CLOCK_NAME)
         guarded = Clock(clock, monotonic_ms or clock, pause_ms=clock_pause_ms, keep=keep)
         archive, opened, snapshot_seq, last_record_ms = await asyncio.to_thread(_recover, home, state, clock())
-        guarded.opened(last_record_ms, await asyncio.to_thread(kept_ages, home / CLOCK_NAME))
+        guarded.opened(last_record_ms, await asyncio.to_thread(load_ages, home / CLOCK_NAME))
     except OSError as error:
         lock.close()
         raise unusable_by(error, home / "journal") from error
@@ -364,7 +364,7 @@ async def _catch_up(archive: Archive, seq: int) -> None:
     until_s = monotonic() + CATCH_UP_S
     while True:
         try:
-            await archive.caught_up(seq, PATIENCE_S)
+            await archive.caught_up(seq, UNWRITABLE_WAIT_S)
         except Unavailable as refusal:
             if archive.failure is not None:
                 raise unusable(archive.path, archive.failure, None) from refusal
@@ -375,7 +375,7 @@ async def _catch_up(archive: Archive, seq: int) -> None:
 
 
 def _recover(home: Path, state: LedgerState, now_ms: int) -> tuple[Archive, OpenedJournal, int, int]:
-    """The last number is the time of the last record, or 0."""
+    """Returns the archive, the journal, the seq of the snapshot, and the time of the last record (or 0)."""
     if os.path.lexists(home / RESTORING_NAME):
         raise HomeUnusable(f"a restore into {home} was cut off; empty the folder, and restore again", None)
     check_mark(home)
@@ -400,15 +400,15 @@ def _recover(home: Path, state: LedgerState, now_ms: int) -> tuple[Archive, Open
     return archive, opened, snapshot_seq, last_record_ms
 
 
-def keep_ages(path: Path, ages: Ages) -> None:
-    """On the loop, before anything is decided by the new time: a step is rare, and the file is small."""
+def save_ages(path: Path, ages: Ages) -> None:
+    """Called on the loop, before a decision uses the new time: a step of the clock is rare, and the file is small."""
     try:
         replace_private(path, msgspec.json.encode(ages))
     except OSError as error:
         log.warning("clock.not_kept", extra={"path": str(path), "reason": str(error)})
 
 
-def kept_ages(path: Path) -> Ages:
+def load_ages(path: Path) -> Ages:
     """The clock steps that an earlier process saw. A file that cannot be read prevents no start."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Ages)

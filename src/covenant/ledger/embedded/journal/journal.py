@@ -94,7 +94,8 @@ def _nobody(_seq: int = 0) -> None:
 class Journal:
     """Created on the loop that uses it. `read` and `cursor` are for one other thread, `drop_through` for any.
 
-    `on_durable(seq)` is called on the loop after each batch, `on_failure()` after the last; they must not raise.
+    Both callbacks run on the loop and must not raise: `on_durable(seq)` after each batch, `on_failure()` when the
+    writer fails.
     """
 
     def __init__(

@@ -227,7 +227,6 @@ def _add_update(
 
 def advance(decide: DecisionContext, command: Advance) -> Advanced:
     entry, result = held(decide, command), command.result
-    # Checked before any event is added: events of a refusal are kept, since they are audit rows.
     updates = _normalise_all(decide, entry, command)
     generation = entry.generation
     for update in updates:
