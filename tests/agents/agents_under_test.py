@@ -37,7 +37,7 @@ from covenant.model.a2a_requests import Message, SendMessage
 from covenant.model.agent_definition import INDEX, Advisor, AgentDefinition, read_agent_definition
 from covenant.model.content import Content, Json, Text
 from covenant.model.settings import A2aSettings, DelegationSettings
-from covenant.model.task import ELSEWHERE
+from covenant.model.task import URL_RECIPIENT
 from covenant.model.task_event import ArtifactUpdate, Step
 from covenant.model.task_view import TaskView
 from covenant.model.tenants import DEFAULT
@@ -187,7 +187,7 @@ async def open_agents(
         tracer=tracer,
         model_calls=model_calls or ModelCalls(tracer, task_tokens_max=tokens_max),
     )
-    workers.register(catalogue.identity(DEFAULT, ELSEWHERE), elsewhere.body())
+    workers.register(catalogue.identity(DEFAULT, URL_RECIPIENT), elsewhere.body())
     remote_cards = RemoteCards(elsewhere.registry, elsewhere.card, time.monotonic)
     known = dict(models or {})
     directory = AgentDirectory(catalogue, lambda definition: definition.kind != "model" or bool(known), remote_cards)

@@ -23,7 +23,6 @@ import msgspec
 from covenant.agents.runtime.agent_calls import REMOTE_FAILURE, RemoteFailure
 from covenant.agents.runtime.agent_spans import trace_call
 from covenant.agents.runtime.job import DAEMON_STOPS, Job
-from covenant.exchange.delegation import tenant_of
 from covenant.exchange.tasks.builder import IDEMPOTENCY, text_of
 from covenant.ledger.contract.tasks import ListQuery, QueueQuery, TaskLedger
 from covenant.ledger.machine.states import LEASED, PARKED
@@ -43,6 +42,7 @@ from covenant.model.task_view import (
     TaskState,
     fold,
 )
+from covenant.model.tenants import host_of
 from covenant.model.usage import USAGE, read_usage, usage_beyond
 from covenant.outbound.call_errors import CallFailed, NoCard, RemoteError, RemoteRefused, RemoteTimedOut
 from covenant.outbound.remote.remote_client import Remote, RemoteStream
@@ -87,7 +87,7 @@ class RemoteAgent:
             beating.cancel()
 
     async def _talk(self, job: Job, target: Target) -> None:
-        hop, tenant = hop_of(job.task), tenant_of(job.holder)
+        hop, tenant = hop_of(job.task), host_of(job.holder.display)
         if hop.depth > self._depth_max:
             job.fail(f"depth_exceeded: a chain may have at most {self._depth_max} calls")
             return
@@ -328,7 +328,7 @@ class RemoteCancels:
                 await asyncio.sleep(BETWEEN_CANCELS.pause(tries))
 
     async def _find(self, identity: AgentId, target: Target | None) -> None:
-        ledger, me, tenant = self._ledger, identity.pubkey, tenant_of(identity)
+        ledger, me, tenant = self._ledger, identity.pubkey, host_of(identity.display)
         for state in (LEASED, PARKED):
             query = QueueQuery(viewer=me, limit=FOUND_MAX, state_filter=state.wire_name)
             for entry in (await ledger.queue(query)).tasks:

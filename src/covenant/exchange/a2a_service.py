@@ -144,7 +144,7 @@ class A2AExchange:
                         builder.catch_up(steps)
                     else:
                         builder = await self.reader.past(task_id, 1)
-                view = builder.known()
+                view = builder.existing_view()
             return view if view.state is not TaskState.SUBMITTED else self._with_absence(call.agent, view)
 
     async def stream(self, call: A2ARequest, sent: SendMessage) -> TaskStream:
@@ -158,19 +158,19 @@ class A2AExchange:
                 accepted = await self.writer.submit(task, bytes_max=bytes_max, push=sent.push, minted=key is None)
                 done = _REPEATED if accepted.duplicate else _NEW
             if not done.from_watch:
-                view = (await self.reader.past(task_id, done.through or 1)).known()
+                view = (await self.reader.past(task_id, done.through or 1)).existing_view()
                 return TaskStream(self._ledger, watch, view, ends_when_parked=True)
             opening = await self._opening(watch)
             if not opening:  # the watch was cut
-                view = (await self.reader.past(task_id, 1)).known()
+                view = (await self.reader.past(task_id, 1)).existing_view()
                 return TaskStream(self._ledger, watch, view, ends_when_parked=True)
             first, *steps = opening
             builder = TaskViewBuilder()
             builder.add(first)
-            view, reply = self._with_absence(call.agent, builder.known()), None
+            view, reply = self._with_absence(call.agent, builder.existing_view()), None
             if steps and isinstance(last := steps[-1].what, Ended) and last.result.reply is True:
                 builder.catch_up(steps)
-                reply = builder.known()
+                reply = builder.existing_view()
             return TaskStream(self._ledger, watch, view, backlog=steps, reply=reply, ends_when_parked=True)
 
     async def subscribe(self, call: A2ARequest, request: Subscribe, *, from_start: bool, finished: bool) -> TaskStream:

@@ -35,9 +35,20 @@ from covenant.model.errors import Conflict, Invalid, Refusal
 from covenant.model.ids import AgentId, TaskId
 from covenant.model.question import PersonDecision
 from covenant.model.settings import MESSAGE_BYTES_MAX, DelegationSettings
-from covenant.model.task import DELEGATION, ELSEWHERE, PEERS, Hop, Result, Target, Task, check_chain, fingerprint
+from covenant.model.task import (
+    DELEGATION,
+    PEER_RECIPIENT,
+    URL_RECIPIENT,
+    Hop,
+    Result,
+    Target,
+    Task,
+    check_chain,
+    fingerprint,
+)
 from covenant.model.task_event import MessageUpdate, Signal
 from covenant.model.task_view import TaskView, TaskViewBuilder
+from covenant.model.tenants import host_of
 from covenant.model.tracing import OFF, Tracer, trace_of, traced
 
 ORPHANS_WAIT_MS: Final = 60_000
@@ -108,9 +119,9 @@ class Delegations:
 
     def callee(self, caller: AgentId, named: str) -> Callee:
         """The agent: of the caller's tenant; a remote one by its URL or registered name; or a peer's."""
-        tenant = tenant_of(caller)
+        tenant = host_of(caller.display)
         if named.startswith(("http://", "https://")):
-            return Callee(identity=self._catalogue.identity(tenant, ELSEWHERE), remote=Target(url=named))
+            return Callee(identity=self._catalogue.identity(tenant, URL_RECIPIENT), remote=Target(url=named))
         agent = self._catalogue.agent(tenant, named)
         if agent is not None:
             identity = self._catalogue.identity(tenant, named)
@@ -125,14 +136,14 @@ class Delegations:
             if agent.definition.url:
                 return Callee(identity=identity, agent=agent, remote=Target(url=agent.definition.url))
         else:
-            identity = self._catalogue.identity(tenant, ELSEWHERE)
+            identity = self._catalogue.identity(tenant, URL_RECIPIENT)
         url = self._registered(tenant, named)
         if url is not None:
             return Callee(identity=identity, agent=agent, remote=Target(name=named, url=url))
         peer = self._peers(tenant, named) if agent is None else None
         if peer is None:
             raise self._catalogue.missing(tenant, named)
-        return Callee(identity=self._catalogue.identity(tenant, PEERS), remote=peer)
+        return Callee(identity=self._catalogue.identity(tenant, PEER_RECIPIENT), remote=peer)
 
     def delegated(
         self,
@@ -160,7 +171,7 @@ class Delegations:
             sender=caller,
             recipient=callee.identity,
             parts=parts,
-            tenant=tenant_of(caller),
+            tenant=host_of(caller.display),
             origin=DELEGATION,
             hop=Hop(depth=depth, chain=chain),
             context_id=parent.context_id or parent.id,
@@ -212,7 +223,7 @@ class Delegations:
                 await self.ledger.finished(task.id, left_ms)
             else:
                 await self.cancel(task, "its caller's time is over")
-            view = (await self._reader.past(task.id)).known()
+            view = (await self._reader.past(task.id)).existing_view()
         return view
 
     async def answer(self, child: TaskId, parent: Task, parts: tuple[Content, ...], message_id: str) -> TaskView:
@@ -234,7 +245,7 @@ class Delegations:
         if decision is not None:
             with suppress(Conflict):
                 return await self.answer(child, parent, decision.as_parts(), message_id)
-        return await self._read_on((await self._reader.past(child)).known(), None)
+        return await self._read_on((await self._reader.past(child)).existing_view(), None)
 
     async def cancel(self, task: Task, reason: str) -> Result:
         """Cancels a task; returns its result: that of the cancel, or the one that it had ended with before."""
@@ -260,10 +271,6 @@ class Delegations:
 
 def digest_of(parts: Sequence[Content]) -> str:
     return hashlib.sha256(_encode(parts)).hexdigest()
-
-
-def tenant_of(agent: AgentId) -> str:
-    return agent.display.partition("@")[2]
 
 
 def peer_target(definition: AgentDefinition) -> Target | None:

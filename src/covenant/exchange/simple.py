@@ -123,7 +123,7 @@ class SimpleExchange:
                 builder.catch_up(steps)
             else:  # the watch was cut
                 builder = await self._a2a.reader.past(task.id, 1)
-        view = builder.known()
+        view = builder.existing_view()
         await self._put(await self._view_of(tenant), view)
         return view
 

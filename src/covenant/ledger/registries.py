@@ -34,7 +34,7 @@ from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.clock_steps import Ages
 from covenant.model.grant import GENESIS, AuditHead, Grant, Identity
 from covenant.model.ids import AgentId, PublicKey, TaskId
-from covenant.model.push import Push, tenant_of
+from covenant.model.push import Push
 from covenant.model.settings import Limits
 from covenant.model.tenants import Tenant, host_of
 
@@ -103,7 +103,7 @@ class PushIndex:
         return self._push_counts.get(tenant, 0)
 
     def _count(self, push: Push, change: int) -> None:
-        tenant = tenant_of(push.recipient)
+        tenant = host_of(push.recipient.display)
         self._push_count += change
         left = self._push_counts.pop(tenant, 0) + change
         if left:

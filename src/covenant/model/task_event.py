@@ -137,7 +137,7 @@ class Wait(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tr
     """Steps that wait at the same time. None of them asks a person or has `others`."""
 
     @property
-    def each(self) -> tuple[Wait, ...]:
+    def all_waits(self) -> tuple[Wait, ...]:
         return (self, *self.others)
 
     def ends_at_ms(self, now_ms: int, ages: Ages = STEADY) -> int | None:
@@ -148,7 +148,7 @@ class Wait(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tr
         """The wait that ends first without a signal."""
         if not self.others:
             return self
-        ends = ((each.own_end_ms(now_ms, ages), each) for each in self.each)
+        ends = ((each.own_end_ms(now_ms, ages), each) for each in self.all_waits)
         return min(((end_ms, each.step, each) for end_ms, each in ends if end_ms is not None), default=(0, 0, self))[2]
 
     def own_end_ms(self, now_ms: int, ages: Ages) -> int | None:

@@ -48,7 +48,7 @@ from covenant.model.peers.delegation import (
 )
 from covenant.model.peers.delegation_messages import Proof
 from covenant.model.peers.instance import InstanceId, KeyCertificate, Trust
-from covenant.model.task import NATIVE, PEERS, Ending, Target, Task, fingerprint, target_of
+from covenant.model.task import NATIVE, PEER_RECIPIENT, Ending, Target, Task, fingerprint, target_of
 from covenant.model.task_view import TaskState, TaskView, answer_text
 from covenant.model.tenants import DEFAULT
 from covenant.peers.directory.peer_directory import IDENTITY_CHANGED, read_peer_entry
@@ -182,7 +182,7 @@ class PeerAdmin(PeerService):
         task = build_task(
             made_id,
             sender=by,
-            recipient=self._catalogue.identity(tenant, name if here else PEERS),
+            recipient=self._catalogue.identity(tenant, name if here else PEER_RECIPIENT),
             parts=(Text(asked.task),),
             timeout_ms=asked.timeout,
             tenant=tenant,
@@ -331,7 +331,7 @@ class DelegationLookup(PeerService):
             f"{agent_id}@{tenant}"
             for tenant in tenants
             for agent_id in (
-                PEERS,
+                PEER_RECIPIENT,
                 *(each.id for each in self._catalogue.agents(tenant) if peer_target(each.definition)),
             )
         ]

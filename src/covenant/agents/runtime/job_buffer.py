@@ -402,7 +402,7 @@ def _comparable(update: object) -> bytes:
 
 
 def _signaled(wait: Wait, steps: list[Step]) -> Advanced | None:
-    waits = {each.step: each for each in wait.each if each.signal is not None}
+    waits = {each.step: each for each in wait.all_waits if each.signal is not None}
     for step in steps:
         come = step.what
         if type(come) is StepUpdate and come.no in waits and not come.waits:

@@ -307,7 +307,7 @@ class TurnSteps:
         if advanced.signal is not None:
             self._written += 1
             self._ledger_has |= {other.no: other for other in others}
-            come = next(each for each in wait.each if each.signal == advanced.signal.name)
+            come = next(each for each in wait.all_waits if each.signal == advanced.signal.name)
             self._ledger_has[come.step] = StepUpdate(come.name, come.step, turn, come.kind, advanced.signal.value)
 
 

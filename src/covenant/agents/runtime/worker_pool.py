@@ -25,7 +25,7 @@ from covenant.agents.runtime.job_buffer import JobServices
 from covenant.agents.runtime.lost_work import OUTLOOKS, STOPPED, LostWork
 from covenant.agents.runtime.model_calls import ModelCalls
 from covenant.agents.runtime.turn_limits import StartRate, TenantSlots, TurnSlot
-from covenant.exchange.delegation import Delegations, tenant_of
+from covenant.exchange.delegation import Delegations
 from covenant.exchange.stored_files import StoredFiles
 from covenant.ledger.contract.identities import Register, RegisterChange
 from covenant.ledger.contract.ledger import Ledger
@@ -35,6 +35,7 @@ from covenant.model.errors import Refusal
 from covenant.model.ids import AgentId, PublicKey, TaskId
 from covenant.model.settings import A2aSettings
 from covenant.model.task import TIMED_OUT
+from covenant.model.tenants import host_of
 from covenant.model.tracing import OFF, Span, Tracer
 
 CONCURRENCY: Final = 64
@@ -184,7 +185,7 @@ class WorkerPool:
             known.freed.set()
         else:
             starter = Starter(identity, self._ledger.node, self._ledger.boot)
-            known = PoolAgent(self, identity, starter, self._slots_of(tenant_of(identity)))
+            known = PoolAgent(self, identity, starter, self._slots_of(host_of(identity.display)))
             known.free = concurrency or self._concurrency
             self._registered[identity.pubkey] = known
             if self._register.running:

@@ -33,7 +33,7 @@ from covenant.model.agent_card import RemoteCard
 from covenant.model.content import Text
 from covenant.model.errors import CovenantError, Forbidden, Invalid, NotFound, Refusal
 from covenant.model.ids import TaskId
-from covenant.model.task import ELSEWHERE, Target
+from covenant.model.task import URL_RECIPIENT, Target
 from covenant.model.task_view import TaskState, TaskView
 from covenant.outbound.call_errors import NoCard, RemoteRefused
 from covenant.outbound.remote.remote_registry import RemoteRegistry
@@ -86,10 +86,10 @@ class RemoteTools:
             _check_skill(card, arguments.skill)
             words = f"Use your skill {arguments.skill}.\n\n{words}"
         tenant, key = caller.tenant.name, arguments.idempotency_key
-        sender, recipient = self._catalogue.client(tenant), self._catalogue.identity(tenant, ELSEWHERE)
+        sender, recipient = self._catalogue.client(tenant), self._catalogue.identity(tenant, URL_RECIPIENT)
         task_id = TaskId(self._new_id())
         if key is not None:
-            task_id = await self._exchange.ids.find(caller, ELSEWHERE, key, sender=sender, recipient=recipient)
+            task_id = await self._exchange.ids.find(caller, URL_RECIPIENT, key, sender=sender, recipient=recipient)
         task = build_task(
             task_id,
             sender=sender,

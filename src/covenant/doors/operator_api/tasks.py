@@ -25,7 +25,6 @@ from covenant.doors.waits import Pause
 from covenant.exchange import push as pushes
 from covenant.exchange import task_search
 from covenant.exchange.access.principals import Principal, require_operator
-from covenant.exchange.delegation import tenant_of
 from covenant.exchange.frame_log import LoggedFrame
 from covenant.exchange.id_prefixes import find_lease_id
 from covenant.exchange.repair_service import BulkReport, repair_task, repair_tasks, retry_stale
@@ -40,6 +39,7 @@ from covenant.model.push import Push
 from covenant.model.question import PersonDecision
 from covenant.model.retry_policy import RepairOutcome, RetryReport
 from covenant.model.task import Result, Task
+from covenant.model.tenants import host_of
 from covenant.wire.mailbox import (
     AnswerRequest,
     EmptyRequest,
@@ -269,7 +269,7 @@ async def _line_or_end(services: Services, answer: TaskLogShown, left_ms: int) -
 async def _check_reader(services: Services, caller: Principal, task_id: TaskId) -> None:
     """Allows the operator, and callers of the task's tenant. For others there is no such task."""
     parties = await services.ledger.parties(task_id)
-    acts_for = caller.tenant or tenant_of(caller.agent)
+    acts_for = caller.tenant or host_of(caller.agent.display)
     if parties is None or not (caller.operator or parties.tenant == acts_for):
         raise unknown_task(task_id)
 

@@ -100,7 +100,7 @@ class TaskReader:
                 if not 0 <= after <= first.generation:
                     raise Invalid(invalid, f"task {task_id} is at generation {first.generation}, before {after}")
                 if max(1, after) < first.generation:
-                    first = (await self.past(task_id, max(1, after))).known()
+                    first = (await self.past(task_id, max(1, after))).existing_view()
             return TaskStream(self._ledger, watch, first, ends_when_parked=ends_when_parked)
 
     async def at_rest(
@@ -123,7 +123,7 @@ class TaskReader:
             builder.catch_up(await watch.next(left_s, until_rest=True))
             if wait_ms is not None and builder.state not in RESTING:
                 left_s = until_s - loop_s()
-        return builder.known()
+        return builder.existing_view()
 
     def keep(self, view: TaskView) -> None:
         if not view.state.terminal or _characters(view) > KEPT_CHARACTERS_MAX:

@@ -91,12 +91,12 @@ class AuditLog:
                 start = anchor if whole or verified.index < anchor.index else verified
                 verification = AuditVerification(start, head)
                 if 0 < chain["first"] <= anchor.index:
-                    verification.find(f"row {chain['first']} is before the anchor at {anchor.index}")
+                    verification.add_finding(f"row {chain['first']} is before the anchor at {anchor.index}")
                 after, page, seen = start.index, statement("audit", "page"), dict[str, _Head]()
                 while rows := await db.fetch(
                     page.text, *page.values({"chain": chain["chain"], "after": after, "count": PAGE_ROWS})
                 ):
-                    verification.take(map(_stored, rows))
+                    verification.add_rows(map(_stored, rows))
                     async for other, failure in _cut(db, chain["chain"], _new_heads(rows, seen)):
                         cut.setdefault((chain["chain"], other), failure)
                     after = rows[-1]["idx"]

@@ -12,8 +12,9 @@ from covenant.ledger.postgres.stored_task import BIGINT_MAX
 from covenant.ledger.registries import LINGER_MS
 from covenant.model.clock_steps import Ages
 from covenant.model.ids import TaskId
-from covenant.model.push import Push, tenant_of
+from covenant.model.push import Push
 from covenant.model.settings import Limits
+from covenant.model.tenants import host_of
 
 IDLE_LOOK_MAX = 10_000
 """After a step of the clock it is unknown which are idle: at most this many are looked at."""
@@ -105,6 +106,6 @@ class PushRows:
         for push, change in ((old, -1), (new, 1)):
             if push is not None:
                 self.counts.count("pushes", ALL, change)
-                self.counts.count("pushes_of", tenant_of(push.recipient), change)
+                self.counts.count("pushes_of", host_of(push.recipient.display), change)
                 if push.dead_at_ms is not None:
                     self.counts.count("pushes_dead", ALL, change)

@@ -32,8 +32,8 @@ from covenant.ledger.transfer.task_record import TaskRecord
 from covenant.model.errors import CovenantError
 from covenant.model.ids import TaskId
 from covenant.model.peers.delegation import DelegationRole, DelegationState
-from covenant.model.push import tenant_of
 from covenant.model.task import Cause, Ending, Lease, Result, Task, utf8_length, weigh_result
+from covenant.model.tenants import host_of
 
 ROWS_AT_ONCE: Final = 2_000
 BYTES_AT_ONCE: Final = 8 << 20
@@ -187,7 +187,7 @@ class DatabaseWriter:
         state, counts = self._state, self._counts
         pushes = list(state.all_pushes())
         for push in pushes:
-            counts.add((("pushes", ALL, 1), ("pushes_of", tenant_of(push.recipient), 1)))
+            counts.add((("pushes", ALL, 1), ("pushes_of", host_of(push.recipient.display), 1)))
             if push.dead_at_ms is not None:
                 counts.count("pushes_dead", ALL, 1)
         rows: list[tuple[Any, ...]] = [

@@ -356,10 +356,10 @@ def _verify(db: sqlite3.Connection, head: AuditHead, *, whole: bool) -> AuditRep
         start = marks.anchor if whole or marks.verified.index < marks.anchor.index else marks.verified
         verification = AuditVerification(start, head)
         if 0 < marks.first <= marks.anchor.index:
-            verification.find(f"row {marks.first} is before the anchor at {marks.anchor.index}")
+            verification.add_finding(f"row {marks.first} is before the anchor at {marks.anchor.index}")
         after = start.index
         while rows := _stored_rows(_one(db, AUDIT_PAGE, {"after": after, "limit": PAGE_ROWS}) or b"[]"):
-            verification.take(rows)
+            verification.add_rows(rows)
             after = rows[-1].index
         report = verification.report()
     if report.valid:

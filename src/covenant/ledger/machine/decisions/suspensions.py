@@ -28,14 +28,14 @@ WAIT_MS_MAX: Final = 10 * 366 * 86_400_000
 
 def suspend(decide: DecisionContext, entry: Entry, command: Advance, wait: Wait, generation: int) -> Advanced:
     """Ends the lease with a wait; or, if the signal has already arrived, returns it, and the turn goes on."""
-    if any(each.for_ms is not None and not 0 <= each.for_ms <= WAIT_MS_MAX for each in wait.each):
+    if any(each.for_ms is not None and not 0 <= each.for_ms <= WAIT_MS_MAX for each in wait.all_waits):
         raise decide.refuse(Invalid("invalid_wait", "a wait must be at most ten years"))
     if len(wait.others) >= WAITS_MAX or any(each.others or each.asks or not each.step for each in wait.others):
         raise decide.refuse(
             Invalid("invalid_wait", f"at most {WAITS_MAX} steps may wait at once, and only one of them may ask")
         )
     task_id, lease_id = command.task_id, command.lease_id
-    for each in wait.each:
+    for each in wait.all_waits:
         signal = next((kept for kept in entry.signals if kept.name == each.signal), None)
         if signal is not None:
             decide.add(SignalTaken(task_id, signal.id))
@@ -118,7 +118,7 @@ def send_signal(decide: DecisionContext, command: SignalTask) -> Reported:
                 "following", f"task {command.task_id} follows another task with the same work, and gets its result"
             )
         )
-    waiting = entry.wait.each if entry.wait is not None else ()
+    waiting = entry.wait.all_waits if entry.wait is not None else ()
     if (wait := next((each for each in waiting if each.signal == signal.name), None)) is not None:
         generation = entry.generation + 1
         decide.add(TaskResumed(command.task_id, generation, _come(entry, wait, signal.value), signal.id))
