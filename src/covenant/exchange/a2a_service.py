@@ -331,7 +331,7 @@ class A2AExchange:
             return _Sent(through=view.generation)
         if update.parts and (files := self.writer.files) is not None and files.concerns(update.parts):
             entry = await self._ledger.entry(task_id) if key is not None else None
-            if entry is None or all(message_id not in ids for message_id, _ in entry.said):
+            if entry is None or all(message_id not in ids for message_id, _ in entry.recent_ids):
                 # A repeated message is not stored again: the URLs of its files may have expired.
                 parts = await files.store(update.parts, account_of(view.task), task_id)
                 update = msgspec.structs.replace(update, parts=parts)

@@ -253,7 +253,7 @@ class EmbeddedLedger(Reads):
         state = await asyncio.to_thread(self._storage.state_at, self._journal.durable_seq, self._state.limits)
         state.evict(self._archive.archived_seq)
         state.watch_holders(self.alive, self.boot)
-        state.used_here = self._state.used_here
+        state.usage_source = self._state.usage_source
         self._use(state)
         self._watching.forget()
 
@@ -289,7 +289,7 @@ class EmbeddedLedger(Reads):
         self, callback: Callable[[TaskId], None], used: Callable[[TaskId], dict[str, Any] | None] | None = None
     ) -> None:
         self._watching.on_lost(callback)
-        self._state.used_here = used
+        self._state.usage_source = used
 
     # Methods, not attributes: an object with more than thirty attributes is slower to read from.
 

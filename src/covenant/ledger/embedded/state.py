@@ -84,7 +84,7 @@ class LedgerState(Registries, PushIndex, PeerIndex):
         """Large bodies that were read for the next decision."""
         self.accounts = Accounts()
         self.large = LargeBodies()
-        self.used_here: Callable[[TaskId], dict[str, Any] | None] | None = None
+        self.usage_source: Callable[[TaskId], dict[str, Any] | None] | None = None
         self.resolved_events = 0
         """The number of events of evicted tasks."""
         self.due_tasks = DueTasks(self.entries)
@@ -97,8 +97,8 @@ class LedgerState(Registries, PushIndex, PeerIndex):
         self.queued_count = self.queue.count
         self.settled_count = self.results.count
 
-    def used(self, task_id: TaskId) -> dict[str, Any] | None:
-        return self.used_here(task_id) if self.used_here is not None else None
+    def usage_so_far(self, task_id: TaskId) -> dict[str, Any] | None:
+        return self.usage_source(task_id) if self.usage_source is not None else None
 
     def apply(self, events: Sequence[AnyEvent], ts_ms: int, seq: int) -> Mapping[TaskId, Entry]:
         """Returns the tasks whose state has changed, except for a task that was leased when it was accepted."""

@@ -56,8 +56,8 @@ class Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     update_generation: int = 0
     artifacts: frozenset[str] = frozenset()
     """Artifacts that this attempt has written to: the first chunk of any other replaces an earlier attempt's."""
-    said: tuple[tuple[str, int], ...] = ()
-    """The last messages to the task: the id and the generation of each."""
+    recent_ids: tuple[tuple[str, int], ...] = msgspec.field(default=(), name="said")
+    """The newest messages and signals to the task, each by its id and generation. (Stored as `said`.)"""
     result: Result | None = None
     ending: Ending | None = None
     cause: Cause | None = None

@@ -93,7 +93,7 @@ class View(Protocol):
     def due(self, now_ms: int, count: int, ages: Ages) -> Sequence[Entry]:
         """Tasks whose deadline, timeout, hold or wait is over: at most one of the tasks that share a cache key."""
 
-    def used(self, task_id: TaskId) -> dict[str, Any] | None:
+    def usage_so_far(self, task_id: TaskId) -> dict[str, Any] | None:
         """A task's usage so far, as its holder in this process reports it, for a result that somebody else sets."""
 
     def orphans(self, count: int) -> Sequence[Entry]:

@@ -301,7 +301,7 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
             found.append(entry)
         return found[:count]
 
-    def used(self, task_id: TaskId) -> dict[str, Any] | None:
+    def usage_so_far(self, task_id: TaskId) -> dict[str, Any] | None:
         return self._used(task_id) if self._used is not None else None
 
     def orphans(self, count: int) -> Sequence[Entry]:

@@ -128,7 +128,7 @@ class StoredEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, omit_d
     update_no: int = 0
     update_generation: int = 0
     artifacts: frozenset[str] = frozenset()
-    said: tuple[tuple[str, int], ...] = ()
+    recent_ids: tuple[tuple[str, int], ...] = ()
     ending: Ending | None = None
     cause: Cause | None = None
     messages: tuple[MessageUpdate, ...] = ()
@@ -185,7 +185,7 @@ def encode_rest(entry: Entry) -> str:
             entry.update_no,
             entry.update_generation,
             entry.artifacts,
-            entry.said,
+            entry.recent_ids,
             entry.ending,
             entry.cause,
             entry.messages,
@@ -229,7 +229,7 @@ def decode_entry(row: Row) -> Entry:
         rest.update_no,
         rest.update_generation,
         rest.artifacts,
-        rest.said,
+        rest.recent_ids,
         _result(ended).result if ended is not None else None,
         rest.ending,
         rest.cause,

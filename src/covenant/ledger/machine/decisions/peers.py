@@ -55,7 +55,7 @@ BUSY_RETRY_MS = 60_000
 OFFER = "delegation_offer"
 ISSUED_MAX = 32
 """The most tokens of a peer that are remembered; a token is reused while it is valid, so there are few."""
-HEARD: Final = ("epoch", "told_epoch", "told_id", "end", "void_before_ms", "former")
+_LEARNED_FIELDS: Final = ("epoch", "told_epoch", "told_id", "end", "void_before_ms", "former")
 
 
 def add_peer(decide: DecisionContext, command: AddPeer) -> Peer:
@@ -147,7 +147,7 @@ def learn_peer(decide: DecisionContext, command: LearnPeer) -> Peer:
         learned["capabilities"] = command.capabilities
     if command.conflict is not None:
         learned["conflict"] = command.conflict or None
-    learned |= {name: value for name in HEARD if (value := getattr(command, name)) is not msgspec.UNSET}
+    learned |= {name: value for name in _LEARNED_FIELDS if (value := getattr(command, name)) is not msgspec.UNSET}
     if command.issued is not None:
         good = [token for token in peer.issued if token.until_ms > decide.now_ms]
         learned["issued"] = (*good[-(ISSUED_MAX - 1) :], command.issued)
@@ -158,7 +158,7 @@ def learn_peer(decide: DecisionContext, command: LearnPeer) -> Peer:
             "challenge": None,
             "verified_at_ms": decide.now_ms,
             # A peer that was verified before and is only a peer now was lowered by an operator: that stands.
-            "trust": max(peer.trust, Trust.VERIFIED, key=_rank) if peer.verified_at_ms is None else peer.trust,
+            "trust": Trust.VERIFIED if peer.trust is Trust.PEER and peer.verified_at_ms is None else peer.trust,
         }
     elif command.challenge is not None:
         learned["challenge"] = command.challenge
@@ -169,10 +169,6 @@ def learn_peer(decide: DecisionContext, command: LearnPeer) -> Peer:
     if changed.trust is not peer.trust:
         decide.audit(command.by, {"type": "peer_verified", "peer": peer.id, "name": peer.name})
     return changed
-
-
-def _rank(trust: Trust) -> int:
-    return tuple(Trust).index(trust)
 
 
 def succeed_peer(decide: DecisionContext, command: SucceedPeer) -> Peer:
