@@ -83,11 +83,11 @@ async def open_base(
     running: Callable[[], int],
     *,
     clocks: Clocks = SYSTEM_CLOCKS,
-    archive_apart: bool = True,
+    archive_process: bool = True,
 ) -> AsyncIterator[Base]:
     """`running` counts the turns of the daemon's own agents."""
     async with (
-        open_storage(settings, log, clocks=clocks, archive_apart=archive_apart) as storage,
+        open_storage(settings, log, clocks=clocks, archive_process=archive_process) as storage,
         open_tracer(settings.telemetry, environment(), log) as tracer,
         open_listeners(settings, log) as listeners,
         open_task_logs(settings.home, bytes_max=settings.log.task_bytes_max) as task_logs,

@@ -27,8 +27,8 @@ from covenant.ledger.embedded.archive.archive import Archive
 from covenant.ledger.embedded.archive.archive_file import ARCHIVE_NAME, copy_database
 from covenant.ledger.embedded.archive.archive_writer import WriterProcess
 from covenant.ledger.embedded.archive.history import History
-from covenant.ledger.embedded.archive.seen_filter import SeenIds, save
-from covenant.ledger.embedded.byte_search import run_apart, search_apart
+from covenant.ledger.embedded.archive.seen_filter import SeenIds
+from covenant.ledger.embedded.byte_search import run_module, search_in_process
 from covenant.ledger.embedded.disk import make_owned_folder, make_private_folder, replace_private, unusable, unusable_by
 from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.ledger.embedded.journal import snapshot
@@ -163,7 +163,7 @@ async def cover(seen: SeenIds, history: History) -> None:
 
 
 class FileStorage:
-    """`apart`: a process of its own writes the archive, which costs its start and spares the loop its work."""
+    """`archive_process`: another process writes the archive, which costs its start and spares the loop its work."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class FileStorage:
         archive: Archive,
         history: History,
         seen: SeenIds,
-        apart: bool = False,
+        archive_process: bool = False,
         shipped: ShippedSegments | None = None,
     ) -> None:
         self.journal = journal
@@ -184,11 +184,11 @@ class FileStorage:
         self._home = home
         self._folder = home / "journal"
         self._lock = lock
-        self._apart = apart
+        self._archive_process = archive_process
         self._shipped = shipped
 
     def follow(self, on_archived: Callable[[int], None]) -> None:
-        writer = partial(WriterProcess, self.archive.path, self.journal) if self._apart else None
+        writer = partial(WriterProcess, self.archive.path, self.journal) if self._archive_process else None
         self.archive.start(self.journal, on_archived, writer)
         self.archive.notify(self.journal.durable_seq)
 
@@ -217,20 +217,20 @@ class FileStorage:
     async def _merge(self, through_seq: int, limits: Limits) -> Compacted:
         limited = msgspec.json.encode(limits).decode()
         folder, seq = str(self._folder), str(through_seq)
-        output, failure = await run_apart("covenant.ledger.embedded.open", folder, seq, limited)
+        output, failure = await run_module("covenant.ledger.embedded.open", folder, seq, limited)
         if failure:
             raise CompactionFailed(f"merging the journal's segments failed {failure}")
         return msgspec.json.decode(output, type=Compacted)
 
     def _drop(self, snapshot_seq: int, archived_seq: int, seen: bytes) -> None:
-        save(self._home / SEEN, seen)
+        replace_private(self._home / SEEN, seen)
         fault_points.point("compaction.drop")
         covered = min(snapshot_seq, archived_seq)
         self.journal.drop_through(covered if self._shipped is None else self._shipped.droppable(covered))
         snapshot.drop_older(self._folder, snapshot_seq)
 
     async def search(self, tenant: str, parties: Sequence[str]) -> Sequence[SearchedPlace]:
-        return await search_apart(self.archive.path, self._folder, tenant, parties)
+        return await search_in_process(self.archive.path, self._folder, tenant, parties)
 
     async def copy_to(self, folder: Path) -> int:
         """Copies the archive first: it has durable records alone, so the journal that is sealed next has them all."""
@@ -281,7 +281,7 @@ class MemoryStorage:
         return dropped
 
     async def search(self, tenant: str, parties: Sequence[str]) -> Sequence[SearchedPlace]:
-        return await search_apart(self.archive.path, self.archive.path.parent, tenant, parties)
+        return await search_in_process(self.archive.path, self.archive.path.parent, tenant, parties)
 
     async def copy_to(self, _folder: Path) -> int:
         raise Unavailable("no_backup", "a ledger in memory has no backup")
@@ -302,7 +302,7 @@ async def open_ledger(
     limits: Limits | None = None,
     durability: Durability = "fsync",
     segment_bytes: int = SEGMENT_BYTES,
-    archive_apart: bool = False,
+    archive_process: bool = False,
     shipped: ShippedSegments | None = None,
     node: str = NODE,
     boot: str | None = None,
@@ -312,7 +312,7 @@ async def open_ledger(
     `clock` is the wall clock and `monotonic_ms` a clock that nobody sets, by which steps of the first are noticed.
     Without it the wall clock is trusted: right for a clock that a test moves.
 
-    `archive_apart` has a process of its own write the archive: right for a long-running server. It is ignored with
+    `archive_process` has a process of its own write the archive: right for a long-running server. It is ignored with
     durability "os", since there the archive's reader must sync the journal, and report a failure to it. `shipped` keeps
     compaction from dropping segments that were not shipped.
 
@@ -329,9 +329,9 @@ async def open_ledger(
     try:
         state = LedgerState(limits or Limits())
         keep = partial(save_ages, home / CLOCK_NAME)
-        guarded = Clock(clock, monotonic_ms or clock, pause_ms=clock_pause_ms, keep=keep)
+        ledger_clock = Clock(clock, monotonic_ms or clock, pause_ms=clock_pause_ms, keep=keep)
         archive, opened, snapshot_seq, last_record_ms = await asyncio.to_thread(_recover, home, state, clock())
-        guarded.opened(last_record_ms, await asyncio.to_thread(load_ages, home / CLOCK_NAME))
+        ledger_clock.opened(last_record_ms, await asyncio.to_thread(load_ages, home / CLOCK_NAME))
     except OSError as error:
         lock.close()
         raise unusable_by(error, home / "journal") from error
@@ -345,10 +345,10 @@ async def open_ledger(
         archive=archive,
         history=History(archive.path, node=node, boot=boot),
         seen=SeenIds.load(home / SEEN) or SeenIds(),
-        apart=archive_apart and durability == "fsync",
+        archive_process=archive_process and durability == "fsync",
         shipped=shipped,
     )
-    ledger = EmbeddedLedger(state, storage, node=node, boot=boot, clock=guarded, new_id=new_id, torn=opened.torn)
+    ledger = EmbeddedLedger(state, storage, node=node, boot=boot, clock=ledger_clock, new_id=new_id, torn=opened.torn)
     try:
         # Only the archive has the tasks that the snapshot left out, so it must have them before any request.
         await _catch_up(archive, snapshot_seq)
@@ -434,5 +434,7 @@ async def memory_ledger(
     boot = boot or new_id()
     archive = Archive()
     storage = MemoryStorage(MemoryJournal(), archive, History(archive.path, node=node, boot=boot), SeenIds())
-    guarded = Clock(clock, monotonic_ms or clock, pause_ms=clock_pause_ms)
-    return EmbeddedLedger(LedgerState(limits or Limits()), storage, node=node, boot=boot, clock=guarded, new_id=new_id)
+    ledger_clock = Clock(clock, monotonic_ms or clock, pause_ms=clock_pause_ms)
+    return EmbeddedLedger(
+        LedgerState(limits or Limits()), storage, node=node, boot=boot, clock=ledger_clock, new_id=new_id
+    )

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec import Raw
 
-from covenant.ledger.embedded.archive.apply_batch import Batch, Known
+from covenant.ledger.embedded.archive.apply_batch import Batch, KnownRows
 from covenant.ledger.embedded.archive.row_updates import DRAINED
 from covenant.ledger.embedded.archive.task_packs import TaskParts
 from covenant.ledger.embedded.journal.record import encode_line
@@ -227,7 +227,7 @@ def read_events(facts: TaskFacts, events: Sequence[TaskEventText]) -> TaskRecord
     results = [event.text for event in events if event.kind in ("task_settled", "task_closed")]
     result = str(msgspec.json.decode(results[-1], type=_Ended).result, "utf-8") if results else None
     record = TaskRecord(facts, TaskParts(0, task, result, [], []), events)
-    rows = Batch(b"".join(journal_lines(record, 0)), 0).rows(Known({}, {}, {}))
+    rows = Batch(b"".join(journal_lines(record, 0)), 0).rows(KnownRows({}, {}, {}))
     record.parts.updates = [each[1:] for each in rows.updates]
     record.parts.handovers = [each[1:] for each in rows.handovers]
     return record

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from covenant.ledger.contract.tasks import ListQuery
-from covenant.ledger.embedded.archive.apply_batch import Live, apply_lines
+from covenant.ledger.embedded.archive.apply_batch import LiveRows, apply_lines
 from covenant.ledger.embedded.archive.archive_file import archived_seq_of, open_writer
 from covenant.ledger.embedded.archive.history import History
 from covenant.ledger.embedded.archive.sql import of_rows, statement
@@ -22,7 +22,7 @@ class Archived:
         self.db = db
         self.recorded = Recorded()
         self.history = History(path, node=NODE, boot=BOOT)
-        self._live = Live()
+        self._live = LiveRows()
 
     def add(self, number: int, **fields: object) -> None:
         recipient = fields.pop("recipient", BOB)

@@ -173,14 +173,14 @@ class Archive:
             self._hurry.set()
             self.wake.set()
             await asyncio.to_thread(self._thread.join)
-            self._dismiss()
+            self._answer_waiting()
         self._remove_folder()
 
     def _remove_folder(self) -> None:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _dismiss(self) -> None:
+    def _answer_waiting(self) -> None:
         """Answers everyone who waits, after the thread has ended."""
         for _, _, future in self._waiting:
             if not future.done():
@@ -190,7 +190,7 @@ class Archive:
         while self._erasures:
             _answer(self._erasures.popleft()[1], _closed())
 
-    def _landed(self, seq: int) -> None:
+    def _on_batch(self, seq: int) -> None:
         """Runs on the loop, after a batch."""
         while self._waiting and self._waiting[0][0] <= seq:
             future = heapq.heappop(self._waiting)[2]
@@ -231,7 +231,7 @@ class Archive:
             else:
                 self.failure = None
                 retry_s = RETRY_S_MIN
-                self._loop.call_soon_threadsafe(self._landed, seq)
+                self._loop.call_soon_threadsafe(self._on_batch, seq)
 
     def _must_stop(self) -> bool:
         return self._stopping.is_set() and monotonic() > self._stop_at_s

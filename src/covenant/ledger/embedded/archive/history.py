@@ -398,18 +398,18 @@ def _decoded(kind: type[Any], made: Callable[[Any], StepContent]) -> Callable[[m
     return lambda body: made(decode(body))
 
 
-def _as_it_is(update: StepContent) -> StepContent:
+def _unchanged(update: StepContent) -> StepContent:
     return update
 
 
 _KINDS: Final[dict[str, Callable[[msgspec.Raw], StepContent]]] = {
     "submitted": _decoded(Task, Began),
     "working": lambda _: Started(),
-    "status": _decoded(StatusUpdate, _as_it_is),
-    "artifact": _decoded(ArtifactUpdate, _as_it_is),
-    "message": _decoded(MessageUpdate, _as_it_is),
-    "step": _decoded(StepUpdate, _as_it_is),
-    "parked": _decoded(StatusUpdate, _as_it_is),
+    "status": _decoded(StatusUpdate, _unchanged),
+    "artifact": _decoded(ArtifactUpdate, _unchanged),
+    "message": _decoded(MessageUpdate, _unchanged),
+    "step": _decoded(StepUpdate, _unchanged),
+    "parked": _decoded(StatusUpdate, _unchanged),
     "continued": _decoded(MessageUpdate, Continued),
     "settled": _decoded(_StoredEnd, lambda end: Ended(end.ending, end.result, end.cause)),
 }
