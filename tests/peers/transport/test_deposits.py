@@ -123,7 +123,7 @@ async def test_while_the_relay_keeps_a_message_the_latest_status_waits_and_nothi
             SendToPeer(
                 key=of,
                 begin=begun(DelegationRole.PROVIDER, bob.id, 1),
-                happenings=("offer", "accept", "start"),
+                transitions=("offer", "accept", "start"),
                 messages=(said(accept(1)),),
             )
         )

@@ -96,7 +96,7 @@ async def test_a_whole_delegation_goes_by_one_reachable_side(
         await alice.offers(bob.id)
         await bob.provider.until(1)
         await bob.says(
-            DelegationRole.PROVIDER, alice.id, 1, accept(), status(1, 1), result(), happenings=("result_completed",)
+            DelegationRole.PROVIDER, alice.id, 1, accept(), status(1, 1), result(), transitions=("result_completed",)
         )
         await alice.requester.until(3)
         await bob.delivered()
@@ -239,7 +239,7 @@ async def test_an_answer_is_bounded_in_number_and_size(alice: TransportUnderTest
     await alice.inbox.receive(bob.sealed(offer(51), alice, seq=1), None)
     for number in (50, 51):
         await alice.says(
-            DelegationRole.PROVIDER, bob.id, number, result(number, large), happenings=("result_completed",)
+            DelegationRole.PROVIDER, bob.id, number, result(number, large), transitions=("result_completed",)
         )
     sizes = [len(each) for each in await fetch(bob, alice)]
     assert len(sizes) == 18
@@ -249,7 +249,7 @@ async def test_an_answer_is_bounded_in_number_and_size(alice: TransportUnderTest
 async def test_what_is_larger_than_an_answer_comes_alone(alice: TransportUnderTest, bob: TransportUnderTest) -> None:
     await alice.inbox.receive(bob.sealed(offer(50), alice, seq=1), None)
     large = "é" * 3_900_000
-    await alice.says(DelegationRole.PROVIDER, bob.id, 50, result(50, large), happenings=("result_completed",))
+    await alice.says(DelegationRole.PROVIDER, bob.id, 50, result(50, large), transitions=("result_completed",))
     await bob.offers(alice.id, 50)
     async with delivering(bob):
         await bob.requester.until(1)
@@ -265,7 +265,7 @@ async def test_what_a_peer_cannot_take_holds_up_nothing_else(
         key = DelegationKey(DelegationRole.REQUESTER, bob.id, offer_id(number))
         begin = begun(DelegationRole.REQUESTER, bob.id, number)
         await alice.ledger.commit(
-            SendToPeer(key=key, begin=begin, happenings=("offer",), messages=(said(cancel(number)),))
+            SendToPeer(key=key, begin=begin, transitions=("offer",), messages=(said(cancel(number)),))
         )
     await alice.offers(bob.id, 500)
     async with delivering(bob):

@@ -177,14 +177,14 @@ class DelegationMoved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SendToPeer(Command[DelegationMoved], frozen=True, gc=False, kw_only=True):
-    """Our message or finding about a delegation. `happenings` are moves of the table, in order; there may be none.
+    """Our message or finding about a delegation. `transitions` are names from the table, in order; there may be none.
 
     `begin`: a new delegation, if there is no record of it; its state, numbers and times are decided here.
     """
 
     key: DelegationKey
     begin: Delegation | None = None
-    happenings: tuple[str, ...] = ()
+    transitions: tuple[str, ...] = ()
     changes: DelegationChanges = DelegationChanges()
     messages: tuple[PeerMessage, ...] = ()
     by: AgentId | None = None
@@ -228,7 +228,7 @@ class ReceiveFromPeer(Command[ReceivedFromPeer], frozen=True, gc=False, kw_only=
     envelope: ReceivedEnvelope
     key: DelegationKey | None = None
     begin: Delegation | None = None
-    happenings: tuple[str, ...] = ()
+    transitions: tuple[str, ...] = ()
     changes: DelegationChanges = DelegationChanges()
     messages: tuple[PeerMessage, ...] = ()
     accept: Accept | None = None

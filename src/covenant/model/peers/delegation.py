@@ -254,11 +254,11 @@ STATUS: Final[dict[DelegationState, DelegationStatus]] = {
 """Each state as one of the protocol's six statuses."""
 
 
-def move(role: DelegationRole, before: DelegationState | None, happening: str) -> DelegationState:
-    after = DELEGATION_TRANSITIONS[role].get((before, happening))
+def move(role: DelegationRole, before: DelegationState | None, transition: str) -> DelegationState:
+    after = DELEGATION_TRANSITIONS[role].get((before, transition))
     if after is None:
         state = "unknown" if before is None else before.value
-        raise Conflict("illegal_move", f"{happening} cannot happen to a delegation that is {state}")
+        raise Conflict("illegal_move", f"{transition} cannot happen to a delegation that is {state}")
     return after
 
 

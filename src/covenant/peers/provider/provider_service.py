@@ -179,7 +179,7 @@ class Provider(PeerService):
                 SendToPeer(
                     key=key,
                     begin=_begin(incoming.peer, offer),
-                    happenings=("offer", "reject"),
+                    transitions=("offer", "reject"),
                     changes=_why(reject),
                     messages=(outgoing(reject.message),),
                 )
@@ -237,7 +237,7 @@ class Provider(PeerService):
                 key=begin.key,
                 by=incoming.peer.agent,
                 begin=begin,
-                happenings=("offer", "accept"),
+                transitions=("offer", "accept"),
                 messages=(outgoing(accept_message(begin)),),
                 accept=Accept(task=task, digest=digest, starter=starter, body_bytes=size),
             ),
@@ -254,7 +254,7 @@ class Provider(PeerService):
                 key=begin.key,
                 by=incoming.peer.agent,
                 begin=begin,
-                happenings=("offer", "reject"),
+                transitions=("offer", "reject"),
                 changes=_why(reject),
                 messages=(outgoing(reject.message),),
             )
@@ -279,7 +279,7 @@ class Provider(PeerService):
                 ReceiveFromPeer(
                     envelope=envelope,
                     key=known.key,
-                    happenings=("offer",),
+                    transitions=("offer",),
                     changes=DelegationChanges(offer=offer, budget=budget, timeout_ms=timeout_ms),
                     messages=(outgoing(accept_message(known)),),
                 )
@@ -313,7 +313,7 @@ class Provider(PeerService):
         key = DelegationKey(DelegationRole.PROVIDER, incoming.peer.id, cancel.offer_id)
         if await self._ledger.delegation(key) is None:
             return await self._refuse_withdrawn(incoming, key)
-        cancels = ReceiveFromPeer(envelope=incoming.envelope, key=key, happenings=("cancel",))
+        cancels = ReceiveFromPeer(envelope=incoming.envelope, key=key, transitions=("cancel",))
         received = await self._ledger.commit(cancels)
         delegation = received.moved.delegation if received.moved is not None else None
         if delegation is not None and delegation.state is CANCELLING:
@@ -356,7 +356,7 @@ class Provider(PeerService):
                 envelope=incoming.envelope,
                 key=key,
                 begin=begin,
-                happenings=("offer", "reject"),
+                transitions=("offer", "reject"),
                 changes=DelegationChanges(code=reject.code, reason=reject.reason),
                 messages=(outgoing(reject),),
             )

@@ -210,7 +210,7 @@ class TaskReporter(PeerService):
         report = cleared.message
         told = SendToPeer(
             key=delegation.key,
-            happenings=("start", "status") if self._started and delegation.state is ACCEPTED else ("status",),
+            transitions=("start", "status") if self._started and delegation.state is ACCEPTED else ("status",),
             changes=DelegationChanges(
                 status_seq=report.seq,
                 usage=report.token_usage,
@@ -260,7 +260,7 @@ class TaskReporter(PeerService):
         await self._ledger.commit(
             SendToPeer(
                 key=delegation.key,
-                happenings=(f"result_{result.status}",),
+                transitions=(f"result_{result.status}",),
                 changes=changes,
                 messages=(conclusion.message,),
                 about=delegation.offer,

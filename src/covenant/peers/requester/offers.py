@@ -358,14 +358,14 @@ def _used(delegation: Delegation, reported: TokenUsage) -> TokenUsage:
 def _command(
     incoming: IncomingMessage,
     delegation: Delegation,
-    happenings: tuple[str, ...],
+    transitions: tuple[str, ...],
     changes: DelegationChanges,
     message: DelegationCancel | None = None,
 ) -> ReceiveFromPeer:
     return ReceiveFromPeer(
         envelope=incoming.envelope,
         key=delegation.key,
-        happenings=happenings,
+        transitions=transitions,
         changes=changes,
         messages=(outgoing(message),) if message is not None else (),
     )
@@ -378,19 +378,19 @@ def check_reject(
     deadline_ms = delegation.offer.deadline_ms if delegation.offer is not None else None
     over = reject.code == "expired" and deadline_ms is not None and deadline_ms <= now_ms
     # An expired offer counts as timed out, whichever side noticed first.
-    happening = "timeout" if over and delegation.state is not CANCELLING else "reject"
-    return _command(incoming, delegation, (happening,), why if delegation.code is None else DelegationChanges())
+    transition = "timeout" if over and delegation.state is not CANCELLING else "reject"
+    return _command(incoming, delegation, (transition,), why if delegation.code is None else DelegationChanges())
 
 
 def _stop(
-    incoming: IncomingMessage, delegation: Delegation, happening: str, changes: DelegationChanges, why: Breach
+    incoming: IncomingMessage, delegation: Delegation, transition: str, changes: DelegationChanges, why: Breach
 ) -> ReceiveFromPeer:
     """The provider broke the terms: records why, and cancels the delegation."""
     changes = msgspec.structs.replace(changes, code=why.code, reason=why.reason, overspent=why.overspent)
     if delegation.state is CANCELLING:
-        return _command(incoming, delegation, (happening,), changes)
+        return _command(incoming, delegation, (transition,), changes)
     return _command(
-        incoming, delegation, (happening, "cancel"), changes, cancel_message(delegation, f"{why.code}: {why.reason}")
+        incoming, delegation, (transition, "cancel"), changes, cancel_message(delegation, f"{why.code}: {why.reason}")
     )
 
 

@@ -169,7 +169,7 @@ class Requester(PeerService):
             SendToPeer(
                 key=begin.key,
                 begin=begin,
-                happenings=("offer",),
+                transitions=("offer",),
                 messages=(outgoing(made.message),),
                 replaces=before.key if before is not None else None,
             )
@@ -235,7 +235,7 @@ class Requester(PeerService):
     async def commit(
         self,
         delegation: Delegation,
-        *happenings: str,
+        *transitions: str,
         changes: DelegationChanges | None = None,
         message: DelegationOffer | DelegationCancel | DelegationInput | None = None,
         by: AgentId | None = None,
@@ -247,7 +247,7 @@ class Requester(PeerService):
             changes = msgspec.structs.replace(changes, redacted=delegation.redacted + cleared.found)
         command = SendToPeer(
             key=delegation.key,
-            happenings=happenings,
+            transitions=transitions,
             changes=changes,
             messages=(outgoing(message),) if message is not None else (),
             by=by,

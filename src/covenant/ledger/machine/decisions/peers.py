@@ -217,10 +217,10 @@ def send_to_peer(decide: DecisionContext, command: SendToPeer) -> DelegationMove
         decide.add(DelegationDropped(command.replaces))
     before = record or _begun(decide, command.begin)
     state = record.state if record is not None else None
-    happenings, messages = command.happenings, command.messages
+    transitions, messages = command.transitions, command.messages
     if record is not None and command.withdraws and _withdraw(decide, record, command):
-        happenings, messages = tuple("withdraw" if each == "cancel" else each for each in happenings), ()
-    after = _moved(decide, before, state, happenings, command.changes)
+        transitions, messages = tuple("withdraw" if each == "cancel" else each for each in transitions), ()
+    after = _moved(decide, before, state, transitions, command.changes)
     return _put_messages(decide, after, messages, command.by)
 
 
@@ -289,7 +289,7 @@ def receive_from_peer(decide: DecisionContext, command: ReceiveFromPeer) -> Rece
     if accepted is not None and accepted.duplicate:
         return ReceivedFromPeer(known=True)
     state = record.state if record is not None else None
-    after = _moved(decide, before, state, command.happenings, command.changes)
+    after = _moved(decide, before, state, command.transitions, command.changes)
     leased = accepted.leased if accepted is not None else None
     return ReceivedFromPeer(moved=_put_messages(decide, after, command.messages, command.by), leased=leased)
 
@@ -316,19 +316,19 @@ def _moved(
     decide: DecisionContext,
     before: Delegation,
     state: DelegationState | None,
-    happenings: tuple[str, ...],
+    transitions: tuple[str, ...],
     changes: DelegationChanges,
 ) -> Delegation:
-    for happening in happenings:
+    for transition in transitions:
         try:
-            state = move(before.role, state, happening)
+            state = move(before.role, state, transition)
         except Conflict as conflict:
             raise decide.refuse(conflict) from None
     assert state is not None, "the first thing that happens to a delegation begins it"
     learned = {
         name: value for name in changes.__struct_fields__ if (value := getattr(changes, name)) is not msgspec.UNSET
     }
-    if "accept" in happenings and 0 < before.doubted == before.answered:
+    if "accept" in transitions and 0 < before.doubted == before.answered:
         # The restored provider has got the offer, and all answers before the offer that it did not have. If it still
         # asks, its ledger has lost the answer.
         learned |= {"answered": 0, "doubted": 0}
