@@ -332,22 +332,22 @@ async def open_ledger(
         ledger_clock = Clock(clock, monotonic_ms or clock, pause_ms=clock_pause_ms, keep=keep)
         archive, opened, snapshot_seq, last_record_ms = await asyncio.to_thread(_recover, home, state, clock())
         ledger_clock.opened(last_record_ms, await asyncio.to_thread(load_ages, home / CLOCK_NAME))
+        storage = FileStorage(
+            home,
+            lock,
+            journal=Journal(opened, durability=durability, segment_bytes=segment_bytes),
+            archive=archive,
+            history=History(archive.path, node=node, boot=boot),
+            seen=SeenIds.load(home / SEEN) or SeenIds(),
+            archive_process=archive_process and durability == "fsync",
+            shipped=shipped,
+        )
     except OSError as error:
         lock.close()
         raise unusable_by(error, home / "journal") from error
     except BaseException:
         lock.close()
         raise
-    storage = FileStorage(
-        home,
-        lock,
-        journal=Journal(opened, durability=durability, segment_bytes=segment_bytes),
-        archive=archive,
-        history=History(archive.path, node=node, boot=boot),
-        seen=SeenIds.load(home / SEEN) or SeenIds(),
-        archive_process=archive_process and durability == "fsync",
-        shipped=shipped,
-    )
     ledger = EmbeddedLedger(state, storage, node=node, boot=boot, clock=ledger_clock, new_id=new_id, torn=opened.torn)
     try:
         # Only the archive has the tasks that the snapshot left out, so it must have them before any request.
