@@ -212,7 +212,7 @@ class PeerMaintenance(PeerService):
         """
         if peer.id in self._met or peer.verified_at_ms is None:
             return False
-        return peer.keys is not None and peer.keys.has_ends and self._context.ledger_end() is not None
+        return peer.keys is not None and peer.keys.has_ledger_ends and self._context.ledger_end() is not None
 
     def _is_untold_identity(self, peer: Peer) -> bool:
         return bool(self._keyring.former) and peer.told_id != self._keyring.id

@@ -172,7 +172,7 @@ class KeyBundle(msgspec.Struct, frozen=True, gc=False, kw_only=True, forbid_unkn
         return CERTIFIED in self.versions
 
     @property
-    def has_ends(self) -> bool:
+    def has_ledger_ends(self) -> bool:
         return PRICES in self.versions
 
 

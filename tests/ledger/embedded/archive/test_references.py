@@ -121,7 +121,7 @@ async def test_a_page_of_a_context_is_read_in_its_order_and_counted_by_index(arc
     assert sum("TEMP B-TREE" in row[3] for row in plan) == 1  # the page itself, once it is complete
     plan = archived.db.execute("EXPLAIN QUERY PLAN " + statement("listing_count").format(**filters), values).fetchall()
     assert "USING INDEX listed_by_context" in plan[0][3]
-    assert whole(archived.db, statement("context_numbers"), {"context_id": "talk"}) == []
+    assert whole(archived.db, statement("reference_numbers"), {"id": "talk", "name": b"@talk"}) == []
 
 
 async def test_a_task_that_ended_is_let_go_and_found_again_in_the_archive(archived: Archived) -> None:

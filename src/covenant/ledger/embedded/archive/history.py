@@ -36,6 +36,7 @@ from covenant.ledger.contract.tasks import (
     TreeRow,
     grow_tree,
 )
+from covenant.ledger.embedded.archive.apply_batch import context_name
 from covenant.ledger.embedded.archive.row_updates import FOLLOWING, LEASED, PARKED, QUEUED
 from covenant.ledger.embedded.archive.sql import statement, transaction
 from covenant.ledger.embedded.archive.task_finder import find_tasks
@@ -102,7 +103,7 @@ AUDIT_MARKS: Final = statement("audit_marks")
 _PAGE: Final = statement("listing")
 _COUNT: Final = statement("listing_count")
 _COUNTED: Final = statement("task_counts")
-_NUMBERS: Final = statement("context_numbers")
+_NUMBERS: Final = statement("reference_numbers")
 _FILTERS: Final = {
     "sender": "sender_pubkey = :sender",
     "state": "state = :state",
@@ -445,7 +446,8 @@ def list_tasks(db: sqlite3.Connection, query: ListQuery) -> Listing:
         # One statement for each set of filters, so that each can use the fitting index.
         chosen = [sql for name, sql in _FILTERS.items() if getattr(query, name) is not None]
         if query.context_id is not None:
-            values["own"], values["named"] = db.execute(_NUMBERS, {"context_id": query.context_id}).fetchone()
+            reference = {"id": query.context_id, "name": context_name(query.context_id)}
+            values["own"], values["named"] = db.execute(_NUMBERS, reference).fetchone()
             chosen.append(_in_context(values))
         filters = " AND ".join(chosen) or "true"
         page = values | {"updated_at": updated_at, "task_no": task_no, "bytes_max": PAGE_BYTES_MAX}

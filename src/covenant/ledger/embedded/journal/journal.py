@@ -192,7 +192,7 @@ class Journal:
         await asyncio.to_thread(self._thread.join)
         if self.failure is None:
             with suppress(OSError):  # opening recognises the reserved zeros
-                self._writer.give_back()
+                self._writer.cut_unused()
         self._writer.close()
 
     # For the archive and compaction, from their threads.
