@@ -16,8 +16,8 @@ from covenant.doors.http.bearer_auth import address
 from covenant.doors.http.endpoint import Endpoint, described_routes
 from covenant.doors.http.openapi import Described
 from covenant.doors.http.request_body import AnonymousPool
-from covenant.doors.http.responses import CLOSE, Header, Style, refusal_form, reply, reply_refused
-from covenant.doors.http.server.http_exchange import HttpExchange
+from covenant.doors.http.responses import CLOSE, Style, refusal_form, reply, reply_refused
+from covenant.doors.http.server.http_exchange import Header, HttpExchange
 from covenant.doors.metrics import Meter
 from covenant.doors.waits import while_connected
 from covenant.model.errors import NotFound, Refusal, TooLarge
@@ -39,7 +39,7 @@ INTRODUCTION_BYTES_MAX: Final = 64 * 1024
 IDENTITY_AGE_S: Final = 60
 """How long a cache may show our keys: a small part of the time for which old and new keys overlap."""
 
-_SHORTLY: Final[Header] = (b"cache-control", b"public, max-age=%d" % IDENTITY_AGE_S)
+_CACHE_BRIEFLY: Final[Header] = (b"cache-control", b"public, max-age=%d" % IDENTITY_AGE_S)
 
 
 class SealedEnvelope(msgspec.Struct, frozen=True, gc=False):
@@ -209,7 +209,7 @@ def sealed_routes(
     """`introduce` returns our current name and keys. `pool` bounds the memory that all strangers together may use."""
 
     async def identity(_scope: Scope, _receive: Receive, send: Send) -> None:
-        await reply(send, 200, msgspec.json.encode(introduce()), store=_SHORTLY)
+        await reply(send, 200, msgspec.json.encode(introduce()), cache_control=_CACHE_BRIEFLY)
 
     return described_routes(
         DESCRIBED,

@@ -31,16 +31,9 @@ from covenant.doors.a2a.operations import (
 )
 from covenant.doors.http.endpoint import TOO_SLOW, serve_stream
 from covenant.doors.http.openapi import Described
-from covenant.doors.http.responses import (
-    JSON,
-    NO_STORE,
-    PROBLEM,
-    Header,
-    refusal_headers,
-    reply,
-    reply_not_allowed,
-)
-from covenant.doors.http.server.http_exchange import HttpExchange
+from covenant.doors.http.responses import NO_STORE, PROBLEM, refusal_headers, reply, reply_not_allowed
+from covenant.doors.http.server.http_exchange import Header, HttpExchange
+from covenant.doors.http.server.http_refusals import JSON
 from covenant.doors.waits import CallerGoneError
 from covenant.exchange.tasks.reader import TaskStream
 from covenant.model.errors import Invalid, NotFound, OverLimit, Refusal, Unauthenticated
@@ -218,7 +211,7 @@ class _Binding:
         send: Send,
         *,
         around: tuple[bytes, bytes] = (b"", b""),
-        kind: Header = JSON,
+        content_type: Header = JSON,
     ) -> None:
         """Answers or streams. `around`: the bytes before and after each answer."""
         if call.ask.extensions and (active := self._admission.activated(call)) and isinstance(send, HttpExchange):
@@ -232,9 +225,9 @@ class _Binding:
                 result = await operation.run(self._services, call)
             answer = operation.encode(self._services, call, result)
             if isinstance(send, HttpExchange):  # our own server answers without a coroutine
-                send.answer(200, (kind, NO_STORE), answer.join(around))
+                send.answer(200, (content_type, NO_STORE), answer.join(around))
             else:
-                await reply(send, 200, answer.join(around), kind=kind)
+                await reply(send, 200, answer.join(around), content_type=content_type)
             return
         tenants = self._admission.tenants
         with tenants.limiter.streaming(call.ask.caller):
@@ -246,20 +239,20 @@ class _Binding:
 class RestBinding(_Binding):
     async def answer(self, agent_id: str, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         headers, started_s = headers_of(scope), perf_counter()
-        spoken = REST_V03 if path.startswith(REST_V03.prefix) else REST_V1
-        content_type = headers.get(b"content-type") or ""
-        kind = JSON if spoken is REST_V03 or content_type.startswith("application/json") else A2A_JSON
-        error_kind = A2A_JSON if "application/a2a+json" in (headers.get(b"accept") or "") else JSON
+        served = REST_V03 if path.startswith(REST_V03.prefix) else REST_V1
+        plain_json = served is REST_V03 or (headers.get(b"content-type") or "").startswith("application/json")
+        content_type = JSON if plain_json else A2A_JSON
+        error_type = A2A_JSON if "application/a2a+json" in (headers.get(b"accept") or "") else JSON
         name = "unknown"
         try:
             admitted = await self._admission.enter(scope, headers, agent_id)
-            place, task_id, config_id = split_path(path.removeprefix(spoken.prefix))
-            by_method = spoken.routes.get(place)
+            place, task_id, config_id = split_path(path.removeprefix(served.prefix))
+            by_method = served.routes.get(place)
             if by_method is None:
                 raise NotFound("unknown_method", "there is no operation at this path; /docs lists all operations")
             found = by_method.get(scope["method"])
             if found is None:
-                await _not_allowed(send, error_kind, tuple(by_method), spoken.dialect)
+                await _not_allowed(send, error_type, tuple(by_method), served.dialect)
                 return
             name = found.operation.name
             with self._admission.tenants.limiter.connected(admitted.caller):
@@ -267,13 +260,13 @@ class RestBinding(_Binding):
                 at = RestCall(task_id, config_id, scope["query_string"], body)
                 off = found.operation.pushes and self._services.pushes is None
                 call = self._admission.call(
-                    admitted, found.operation, found.dialect or spoken.dialect, unread if off else found.decode, at
+                    admitted, found.operation, found.dialect or served.dialect, unread if off else found.decode, at
                 )
-                await self._run(found.operation, call, receive, send, kind=kind)
+                await self._run(found.operation, call, receive, send, content_type=content_type)
         except CallerGoneError:
             return
         except Exception as error:  # noqa: BLE001  (an internal error tells the client nothing)
-            await self._refuse(send, content_refusal(error, headers), error_kind, name, spoken.dialect)
+            await self._refuse(send, content_refusal(error, headers), error_type, name, served.dialect)
         finally:
             self._admission.meter.timer(TRANSPORT, name).observe(perf_counter() - started_s)
 
@@ -290,19 +283,19 @@ class RestBinding(_Binding):
                 raise Invalid("invalid_json", f"the request is not UTF-8: {wrong.reason}") from None
         return body if body.strip() not in EMPTY_BODIES else b"{}"
 
-    async def _refuse(self, send: Send, error: Exception, kind: Header, name: str, dialect: Dialect) -> None:
+    async def _refuse(self, send: Send, error: Exception, content_type: Header, name: str, dialect: Dialect) -> None:
         if not isinstance(error, Refusal):
             log.error("a2a.failed", extra={"operation": name}, exc_info=error)
         self._admission.meter.refused(TRANSPORT, error.code if isinstance(error, Refusal) else "internal")
         status, body = rest_error(error, dialect.version)
         headers = refusal_headers(error) if isinstance(error, Refusal) else ()
-        await reply(send, status, body, headers, kind=kind)
+        await reply(send, status, body, headers, content_type=content_type)
 
 
-async def _not_allowed(send: Send, kind: Header, methods: tuple[str, ...], dialect: Dialect) -> None:
+async def _not_allowed(send: Send, content_type: Header, methods: tuple[str, ...], dialect: Dialect) -> None:
     allowed = ", ".join(methods)
     status, body = rest_error(Invalid("method_not_allowed", f"this path takes {allowed}"), dialect.version)
-    await reply(send, status, body, [(b"allow", allowed.encode())], kind=kind)
+    await reply(send, status, body, [(b"allow", allowed.encode())], content_type=content_type)
 
 
 class JsonRpcBinding(_Binding):
@@ -354,7 +347,7 @@ async def _refuse_call(send: Send, call_id: bytes, error: Exception, method: Rpc
     """Refuses a call. Clients of 0.3 read the answer to a stream as a stream, so there it is one event."""
     body = jsonrpc.encode_refusal(call_id, error, method.dialect.version)
     if method.dialect is V03 and method.operation.open_stream is not None:
-        await reply(send, 200, b"event: message\ndata: %b\n\n" % body, kind=EVENT_STREAM)
+        await reply(send, 200, b"event: message\ndata: %b\n\n" % body, content_type=EVENT_STREAM)
     else:
         await reply(send, 200, body)
 

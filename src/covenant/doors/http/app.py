@@ -19,9 +19,9 @@ from covenant.doors.http.endpoint import MethodRouter, OperationEndpoint
 from covenant.doors.http.health import Health
 from covenant.doors.http.host_names import LOOPBACK, AllowedHosts, AllowedOrigins, cors_headers, reply_preflight
 from covenant.doors.http.openapi import Described, Page, Reference, document
-from covenant.doors.http.responses import MAILBOX, Header, refusal_form, reply_refused, style_of
+from covenant.doors.http.responses import MAILBOX, refusal_form, reply_refused, style_of
 from covenant.doors.http.server.bounds import DEFAULTS
-from covenant.doors.http.server.http_exchange import HEADERS_BY_NAME, Door, HttpExchange
+from covenant.doors.http.server.http_exchange import HEADERS_BY_NAME, Door, Header, HttpExchange
 from covenant.doors.operator_api.operation import AnyApiOperation, ApiContext
 from covenant.doors.operator_api.operation_table import OPERATIONS
 from covenant.model.errors import Forbidden, NotFound, Refusal

@@ -23,14 +23,13 @@ from covenant.doors.http.request_body import BODY_TOO_LARGE, read_body
 from covenant.doors.http.responses import (
     CLOSE,
     PROBLEM,
-    Header,
     Style,
     reply,
     reply_not_allowed,
     reply_refused,
     style_of,
 )
-from covenant.doors.http.server.http_exchange import HttpExchange
+from covenant.doors.http.server.http_exchange import Header, HttpExchange
 from covenant.doors.http.server.http_refusals import internal
 from covenant.doors.metrics import Meter
 from covenant.doors.operator_api.operation import ApiAnswer, ApiContext, ApiOperation, has_short_id, spell_ids

@@ -13,6 +13,7 @@ from typing import Final
 
 from starlette.types import Scope
 
+from covenant.doors.http.responses import send_answer
 from covenant.doors.http.server.http_exchange import Header, HttpExchange
 
 PREFLIGHT_AGE_S: Final = 600
@@ -53,13 +54,12 @@ class AllowedOrigins:
 
 async def reply_preflight(exchange: HttpExchange) -> None:
     """Answers with the methods and headers that a page may use. `cors_headers` name the page's origin."""
-    headers = [
+    headers: list[Header] = [
         (b"access-control-allow-methods", b"GET, POST, PATCH, DELETE, OPTIONS"),
         (b"access-control-allow-headers", _SENT),
         (b"access-control-max-age", b"%d" % PREFLIGHT_AGE_S),
     ]
-    await exchange({"type": "http.response.start", "status": 204, "headers": headers})
-    await exchange({"type": "http.response.body", "body": b""})
+    await send_answer(exchange, 204, headers)
 
 
 def cors_headers(origin: bytes) -> tuple[Header, ...]:
