@@ -16,8 +16,9 @@ from covenant.doors.http.bearer_auth import address
 from covenant.doors.http.endpoint import Endpoint, described_routes
 from covenant.doors.http.openapi import Described
 from covenant.doors.http.request_body import AnonymousPool
-from covenant.doors.http.responses import CLOSE, Style, refusal_form, reply, reply_refused
+from covenant.doors.http.responses import Style, refusal_form, reply, reply_refused
 from covenant.doors.http.server.http_exchange import Header, HttpExchange
+from covenant.doors.http.server.http_refusals import CLOSE
 from covenant.doors.metrics import Meter
 from covenant.doors.waits import while_connected
 from covenant.model.errors import NotFound, Refusal, TooLarge

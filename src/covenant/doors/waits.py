@@ -16,13 +16,13 @@ from typing import Any, Self, TypeVar
 from starlette.types import Receive, Send
 
 from covenant.doors.http.server.http_exchange import HttpExchange
+from covenant.doors.http.server.http_refusals import stopping
 from covenant.exchange.access.principals import IdentityAuth, Principal
-from covenant.model.errors import OverLimit, Refusal, Unauthenticated, Unavailable
+from covenant.model.errors import OverLimit, Unauthenticated
 from covenant.model.ids import PublicKey
 from covenant.model.settings import Limits
 
 T = TypeVar("T")
-STOPPING_RETRY_MS = 1_000
 CROWDED_RETRY_MS = 1_000
 
 
@@ -156,7 +156,7 @@ class Waits:
         self._check_room(caller)
         pause = Pause()
         if self.stopping:
-            pause.end(_stopping())
+            pause.end(stopping())
         self._open.add(pause)
         self._open_of[caller] += 1
         try:
@@ -185,8 +185,4 @@ class Waits:
         """Ends every wait, now and from now on."""
         self.stopping = True
         for pause in tuple(self._open):
-            pause.end(_stopping())
-
-
-def _stopping() -> Refusal:
-    return Unavailable("stopping", "the daemon is stopping; ask again", retry_after_ms=STOPPING_RETRY_MS)
+            pause.end(stopping())

@@ -21,7 +21,6 @@ from covenant.doors.http.bearer_auth import TenantAuth, audit_refused_caller, be
 from covenant.doors.http.openapi import Described, routes_of
 from covenant.doors.http.request_body import BODY_TOO_LARGE, read_body
 from covenant.doors.http.responses import (
-    CLOSE,
     PROBLEM,
     Style,
     reply,
@@ -30,7 +29,7 @@ from covenant.doors.http.responses import (
     style_of,
 )
 from covenant.doors.http.server.http_exchange import Header, HttpExchange
-from covenant.doors.http.server.http_refusals import internal
+from covenant.doors.http.server.http_refusals import CLOSE, internal
 from covenant.doors.metrics import Meter
 from covenant.doors.operator_api.operation import ApiAnswer, ApiContext, ApiOperation, has_short_id, spell_ids
 from covenant.doors.waits import CallerGoneError, OnDisconnect, while_connected

@@ -23,7 +23,6 @@ MCP_PATH: Final = "/mcp"
 
 NO_STORE: Final[Header] = (b"cache-control", b"no-store")
 _CHALLENGE: Final[Header] = (b"www-authenticate", b"Bearer")
-CLOSE: Final[Header] = (b"connection", b"close")
 
 # For refusals without a time of their own.
 _RETRY_AFTER_MS: Final = {429: 1_000, 503: 5_000}

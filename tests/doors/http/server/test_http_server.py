@@ -237,7 +237,7 @@ async def test_an_answer_of_a_hot_door_is_one_write_also_for_a_web_page(short_pa
     origin = "http://pages.example"
     async with open_doors(short_path, origins=[origin]) as under_test:
         connection, transport = connected(server=make(hello))
-        connection._http.door = under_test.door
+        connection._http_server.door = under_test.door
         token = under_test.operator.token
         connection.data_received(
             f"GET /a2a/tasks/next HTTP/1.1\r\nhost: 127.0.0.1\r\norigin: {origin}\r\n"
