@@ -22,7 +22,7 @@ from covenant.dashboard.page_endpoint import (
 )
 from covenant.dashboard.same_origin import write_cookie
 from covenant.dashboard.sessions import Role, UiSession
-from covenant.doors.http.bearer_auth import address
+from covenant.doors.http.bearer_auth import client_address
 from covenant.doors.http.responses import refusal_headers
 from covenant.model.errors import Refusal, Unauthenticated
 
@@ -57,7 +57,7 @@ class EntryPage(PageEndpoint):
         given = await read_form(scope, receive, FORM_BYTES_MAX)
         to = next_path(given.get("next", ""))
         try:
-            session, secret = await self._open(given, address(scope))
+            session, secret = await self._open(given, client_address(scope))
         except Refusal as refusal:
             self._meter.refused(self._style.transport, refusal.code)
             await reply_page(send, refusal.status, self._page(to, refusal.message), refusal_headers(refusal))

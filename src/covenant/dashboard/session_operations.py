@@ -24,8 +24,8 @@ from covenant.doors.operator_api.operation import (
     ApiAnswer,
     ApiContext,
     Services,
+    expand_ids,
     has_short_id,
-    spell_ids,
 )
 from covenant.doors.operator_api.operation_table import OPERATIONS
 from covenant.exchange.access.principals import Principal
@@ -82,7 +82,7 @@ async def scoped(session: UiSession, operation: AnyApiOperation, request: R, ser
     seen_as = msgspec.structs.replace(session.principal, operator=True)
     if has_short_id(request):
         looks = session.principal if session.role is Role.TENANT else seen_as
-        request = await spell_ids(services, looks, request)
+        request = await expand_ids(services, looks, request)
     if session.role is Role.OPERATOR or (session.role is Role.TENANT and operation.kind in TENANT_KINDS):
         return session.principal, request
     if session.role is Role.TENANT:

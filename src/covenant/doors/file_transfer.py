@@ -20,7 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 from covenant.doors.http.bearer_auth import TenantAuth, credential_of, principal_of
 from covenant.doors.http.endpoint import Endpoint, MethodRouter
 from covenant.doors.http.host_names import BaseUrl
-from covenant.doors.http.openapi import Described
+from covenant.doors.http.openapi import DescribedRoute
 from covenant.doors.http.responses import PROBLEM, names_etag, reply, send_answer
 from covenant.doors.http.server.http_exchange import Header, HttpExchange
 from covenant.doors.http.server.http_refusals import timed_out
@@ -90,7 +90,7 @@ class FilesQuery(msgspec.Struct, frozen=True, gc=False):
 
 
 DESCRIBED: Final = (
-    Described(
+    DescribedRoute(
         "POST",
         FILES,
         "upload_file",
@@ -98,8 +98,8 @@ DESCRIBED: Final = (
         UploadedFile,
         status=201,
     ),
-    Described("GET", FILES, "list_files", "The files of the caller, by hash.", FilesShown, query=FilesQuery),
-    Described(
+    DescribedRoute("GET", FILES, "list_files", "The files of the caller, by hash.", FilesShown, query=FilesQuery),
+    DescribedRoute(
         "GET",
         FILE,
         "download_file",

@@ -35,8 +35,8 @@ from covenant.doors.operator_api.operation import (
     Pong,
     encode,
     error_of,
+    expand_ids,
     has_short_id,
-    spell_ids,
 )
 from covenant.doors.operator_api.operation_table import BY_KIND, OPERATIONS
 from covenant.doors.waits import CallerGoneError
@@ -313,7 +313,7 @@ class IpcSession:
     async def _run(self, caller: Principal, operation: AnyApiOperation, frame: bytes) -> bytes:
         services, request = self._api.services, self._request(operation, frame)
         if request.ids and has_short_id(request):
-            request = await spell_ids(services, caller, request)
+            request = await expand_ids(services, caller, request)
         wait = operation.wait
         if wait is None or not request.wait_ms:
             answer = await operation.run(services, caller, request)

@@ -194,7 +194,7 @@ class RequestDoor:
             raise NotFound("unknown_request", "request not found") from None
         return 200, OneRequest(request=show_request(view))
 
-    @route("POST", CANCEL, "Cancel a request; 404 has the same shape, if none is running", same_at=404)
+    @route("POST", CANCEL, "Cancel a request; 404 has the same shape, if none is running", second_status=404)
     async def cancel_request(self, call: TenantCall) -> tuple[int, Cancelled]:
         request_id = call.path["request_id"]
         try:

@@ -12,9 +12,9 @@ import msgspec
 from starlette.routing import BaseRoute, Router
 from starlette.types import Receive, Scope, Send
 
-from covenant.doors.http.bearer_auth import address
+from covenant.doors.http.bearer_auth import client_address
 from covenant.doors.http.endpoint import Endpoint, described_routes
-from covenant.doors.http.openapi import Described
+from covenant.doors.http.openapi import DescribedRoute
 from covenant.doors.http.request_body import AnonymousPool
 from covenant.doors.http.responses import Style, refusal_form, reply, reply_refused
 from covenant.doors.http.server.http_exchange import Header, HttpExchange
@@ -97,7 +97,7 @@ class EnvelopeEndpoint(Endpoint):
         self._waits = waits
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        caller = address(scope)
+        caller = client_address(scope)
         with self._pool.lease(caller) as take:
             try:
                 body = await self._pool.read(scope, receive, self._bytes_max, take)
@@ -133,7 +133,7 @@ async def _not_found(_scope: Scope, _receive: Receive, send: Send) -> None:
 
 
 DESCRIBED: Final = (
-    Described(
+    DescribedRoute(
         "GET",
         IDENTITY_PATH,
         "peer_identity",
@@ -141,7 +141,7 @@ DESCRIBED: Final = (
         Introduction,
         token=False,
     ),
-    Described(
+    DescribedRoute(
         "POST",
         IDENTITY_PATH,
         "peer_introduced",
@@ -151,7 +151,7 @@ DESCRIBED: Final = (
         token=False,
         refusal=EnvelopeRefusal,
     ),
-    Described(
+    DescribedRoute(
         "POST",
         RECEIVE_PATH,
         "peer_receive",
@@ -161,7 +161,7 @@ DESCRIBED: Final = (
         token=False,
         refusal=EnvelopeRefusal,
     ),
-    Described(
+    DescribedRoute(
         "POST",
         POLL_PATH,
         "peer_poll",
@@ -171,7 +171,7 @@ DESCRIBED: Final = (
         token=False,
         refusal=EnvelopeRefusal,
     ),
-    Described(
+    DescribedRoute(
         "GET",
         f"{RELAY_PATH}/{{recipient}}{IDENTITY_PATH}",
         "relay_identity",
@@ -180,7 +180,7 @@ DESCRIBED: Final = (
         token=False,
         refusal=EnvelopeRefusal,
     ),
-    Described(
+    DescribedRoute(
         "POST",
         f"{RELAY_PATH}/{{recipient}}{RECEIVE_PATH}",
         "relay_receive",

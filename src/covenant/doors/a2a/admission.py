@@ -13,7 +13,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from covenant.doors.a2a.operations import A2ACall, A2AOperation, A2AServices
-from covenant.doors.http.bearer_auth import TenantAuth, address
+from covenant.doors.http.bearer_auth import TenantAuth, client_address
 from covenant.doors.http.request_body import AnonymousPool, read_body
 from covenant.doors.http.server.http_exchange import HEADERS_BY_NAME, HttpExchange
 from covenant.doors.metrics import Meter
@@ -189,7 +189,7 @@ class Admission:
             body = await read_body(admitted.scope, receive, bytes_max)
             self.tenants.tenancy.check_still(admitted.caller)
             return body
-        with self.pool.lease(address(admitted.scope)) as take:
+        with self.pool.lease(client_address(admitted.scope)) as take:
             return await self.pool.read(admitted.scope, receive, bytes_max, take)
 
     def call(

@@ -14,10 +14,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from covenant.doors.a2a.admission import TRANSPORT, headers_of
 from covenant.doors.a2a.http_bindings import content_refusal, reply_with_status
-from covenant.doors.http.bearer_auth import TenantAuth, bearer, credential_of
+from covenant.doors.http.bearer_auth import TenantAuth, bearer_token, credential_of
 from covenant.doors.http.endpoint import MethodRouter
-from covenant.doors.http.host_names import AllowedOrigins, BaseUrl, forwarded, peer_of
-from covenant.doors.http.openapi import Described
+from covenant.doors.http.host_names import AllowedOrigins, BaseUrl, forwarded, peer_address
+from covenant.doors.http.openapi import DescribedRoute
 from covenant.doors.http.request_body import read_body
 from covenant.doors.http.responses import Document, reply, reply_document, reply_problem
 from covenant.doors.metrics import Meter
@@ -63,7 +63,7 @@ class KeySet(msgspec.Struct, frozen=True):
 
 
 DESCRIBED: Final = (
-    Described(
+    DescribedRoute(
         "GET",
         WELL_KNOWN_PATH,
         "public_card",
@@ -71,17 +71,21 @@ DESCRIBED: Final = (
         CombinedCard,
         token=False,
     ),
-    Described("GET", KEYS_PATH, "card_keys", "The keys that cards are signed with", KeySet, token=False),
-    Described("GET", A2A_PATH, "a2a_overview", "Where agents and their cards are", Overview, token=False),
+    DescribedRoute("GET", KEYS_PATH, "card_keys", "The keys that cards are signed with", KeySet, token=False),
+    DescribedRoute("GET", A2A_PATH, "a2a_overview", "Where agents and their cards are", Overview, token=False),
     *(
-        Described("GET", path, name, "The card of one of your agents; clean 1.0 with A2A-Version: 1.0", CombinedCard)
+        DescribedRoute(
+            "GET", path, name, "The card of one of your agents; clean 1.0 with A2A-Version: 1.0", CombinedCard
+        )
         for path, name in (
             (CARD_PATH, "agent_card"),
             (AGENT_WELL_KNOWN_PATH, "agent_card_well_known"),
             (AGENT_PATH, "agent_card_at_url"),
         )
     ),
-    Described("GET", API_CARD_PATH, "agent_card_by_api", "The same card, at the path of older clients", CombinedCard),
+    DescribedRoute(
+        "GET", API_CARD_PATH, "agent_card_by_api", "The same card, at the path of older clients", CombinedCard
+    ),
 )
 
 
@@ -102,9 +106,9 @@ class PublishedAgent(NamedTuple):
         return admits_anonymous(
             self.anonymous,
             bind_addr=self.bind_addr,
-            peer=peer_of(scope),
+            peer=peer_address(scope),
             forwarded=forwarded(scope),
-            foreign_page=self.origins.foreign(scope),
+            foreign_page=self.origins.is_foreign_page(scope),
         )
 
 
@@ -186,7 +190,9 @@ class CardPages:
     async def agent_card(self, scope: Scope) -> Document:
         # From the path, not from the router: another door may have sent the request here.
         agent_id = scope["path"].partition("/agents/")[2].partition("/")[0]
-        open_to_all = bearer(scope) is None and self._publishing.agent_id == agent_id and self._publishing.open(scope)
+        open_to_all = (
+            bearer_token(scope) is None and self._publishing.agent_id == agent_id and self._publishing.open(scope)
+        )
         tenant = DEFAULT if open_to_all else (await self._auth.enter(scope)).tenant.name
         agent = await self._catalogue.show(tenant, agent_id, away=True)
         card = self._cards.card(agent, self._base_url.of(scope), token_needed=not open_to_all)

@@ -33,7 +33,7 @@ from starlette.types import Scope
 from covenant.doors.a2a.admission import GRACE_S, Admission, Headers, headers_of
 from covenant.doors.a2a.operations import BY_NAME, A2ACall, A2AOperation, A2AServices, unread
 from covenant.doors.a2a.protobuf_json import RequestReader, ResponseWriter
-from covenant.doors.http.bearer_auth import TenantAuth, address
+from covenant.doors.http.bearer_auth import TenantAuth, client_address
 from covenant.doors.http.host_names import as_host
 from covenant.doors.http.request_body import AnonymousPool
 from covenant.doors.http.server.tls_handshakes import ServerTls
@@ -267,7 +267,7 @@ class GrpcCalls:
             return await self._read(row, scope, headers, message)
         if not self._admission.admits_strangers(scope, self._published):
             await self._admission.enter(scope, headers, "")
-        with self._pool.lease(address(scope)) as take:
+        with self._pool.lease(client_address(scope)) as take:
             await self._pool.take_when_free(take, min(self.message_bytes_max, self._pool.share))
             # A client sends its message with the call. A slow one makes room for the next.
             message = await self._pool.within(context.read(), _ANONYMOUS_MESSAGE_S)

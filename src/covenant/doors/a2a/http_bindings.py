@@ -30,7 +30,7 @@ from covenant.doors.a2a.operations import (
     unread,
 )
 from covenant.doors.http.endpoint import TOO_SLOW, serve_stream
-from covenant.doors.http.openapi import Described
+from covenant.doors.http.openapi import DescribedRoute
 from covenant.doors.http.responses import NO_STORE, PROBLEM, refusal_headers, reply, reply_not_allowed
 from covenant.doors.http.server.http_exchange import Header, HttpExchange
 from covenant.doors.http.server.http_refusals import JSON
@@ -160,17 +160,17 @@ class A2AObject(msgspec.Struct, frozen=True):
     """An object of A2A as ProtoJSON; the protocol's specification lists its fields."""
 
 
-def _described() -> Iterator[Described]:
+def _described() -> Iterator[DescribedRoute]:
     """JSON-RPC, then each route of plain HTTP."""
     agent = f"{PREFIX}{{agent_id}}"
     rpc = "Call an operation of an agent by JSON-RPC, in the dialect of 1.0 or of 0.3; streams are server-sent events"
-    yield Described("POST", agent, "a2a_json_rpc", rpc, jsonrpc.JsonRpcResponse, request=jsonrpc.JsonRpcRequest)
+    yield DescribedRoute("POST", agent, "a2a_json_rpc", rpc, jsonrpc.JsonRpcResponse, request=jsonrpc.JsonRpcRequest)
     for prefix, dialect, routes in (REST_V1, REST_V03):
         marked = "" if dialect is V1 else "_v03"
         for place, by_method in routes.items():
             path = prefix + place.replace("{}", "{task_id}", 1).replace("{}", "{config_id}")
             for method, (operation, _, _) in by_method.items():
-                yield Described(
+                yield DescribedRoute(
                     method,
                     f"{agent}/{path}",
                     f"a2a_{operation.name}_{method.lower()}{marked}",

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from covenant.doors.http.bearer_auth import TenantAuth
 from covenant.doors.http.endpoint import Endpoint, MethodRouter
-from covenant.doors.http.openapi import Described
+from covenant.doors.http.openapi import DescribedRoute
 from covenant.doors.http.responses import MCP_PATH, Style, problem_body
 from covenant.doors.http.server.http_refusals import HttpRefusal
 from covenant.doors.mcp.tool_calls import ToolCalls
@@ -35,7 +35,7 @@ CALLER: Final = "covenant.caller"
 OPENING_S: Final = 30.0
 MISSING: Final = f"MCP needs a package that is not installed here: {install_command('mcp')}, and restart the daemon"
 DESCRIBED: Final = (
-    Described(
+    DescribedRoute(
         "POST", PATH, "mcp", "MCP over streamable HTTP: its JSON-RPC messages", JsonRpcResponse, request=JsonRpcRequest
     ),
 )

@@ -354,17 +354,13 @@ async def audit_waiting(
         left_ms = max(0, give_up_ms - clock.monotonic_ms())
         written = asyncio.ensure_future(services.ledger.audited(left_ms))
         try:
-            await asyncio.sleep(0)  # the wait begins before the look, so that no row in between is missed
+            await asyncio.sleep(0)  # the wait begins before the audit is read, so that no row in between is missed
             answer = await recent_audit(services, caller, request)
             if answer.events or not left_ms:
                 return answer
-            await pause.until(_awaited(written))
+            await pause.until(written)
         finally:
             written.cancel()
-
-
-async def _awaited(written: asyncio.Future[bool]) -> bool:
-    return await written
 
 
 class _RowId(msgspec.Struct, frozen=True, gc=False):

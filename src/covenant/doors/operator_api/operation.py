@@ -205,7 +205,7 @@ def has_short_id(request: Request) -> bool:
     return any(len(getattr(request, name) or _WHOLE) < UUID_LENGTH for name in request.ids)
 
 
-async def spell_ids(services: Services, caller: Principal, request: R) -> R:
+async def expand_ids(services: Services, caller: Principal, request: R) -> R:
     """The request with whole ids, found among those that the caller may see."""
     ledger, whole = services.ledger, dict[str, str]()
     seen = await scoped(ledger, caller, EVERY)

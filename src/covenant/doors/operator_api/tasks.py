@@ -15,11 +15,11 @@ from covenant.doors.operator_api.operation import (
     ApiAnswer,
     ApiOperation,
     Services,
+    expand_ids,
     fill,
     fit,
     page_limit,
     size_of,
-    spell_ids,
 )
 from covenant.doors.waits import Pause
 from covenant.exchange import push as pushes
@@ -406,7 +406,7 @@ async def count_a2a_tasks(services: Services, caller: Principal, _: EmptyRequest
 
 
 async def repair_a2a_tasks(services: Services, caller: Principal, request: RepairTasks) -> RepairedTasks:
-    chosen = await spell_ids(services, caller, request.filter)
+    chosen = await expand_ids(services, caller, request.filter)
     request = msgspec.structs.replace(request, filter=chosen)
     return fill(RepairedTasks, await repair_tasks(services.ledger, services.exchange, caller, request))
 
