@@ -365,8 +365,8 @@ def _sample(name: str, value: float, labels: Mapping[str, str] | None = None) ->
 
 
 def _labels(labels: Mapping[str, str]) -> str:
-    # Most values are names of our own (doors, operations, codes, states), which need no escaping. Names that somebody
-    # else chose come `_escaped`.
+    # Most values are names of our own (doors, operations, codes, states) or displays, which need no escaping. Names
+    # that somebody else chose come `_escaped`.
     return ",".join(f'{label}="{value}"' for label, value in labels.items())
 
 

@@ -13,7 +13,7 @@ from a2a.utils.errors import TaskNotCancelableError, TaskNotFoundError, Unsuppor
 
 from covenant.agents.api import Agent, Turn
 from covenant.doors.a2a.cards import PublishedAgent
-from covenant.doors.a2a.grpc import SERVICES, peer_of
+from covenant.doors.a2a.grpc import SERVICES, parse_peer
 from covenant.doors.a2a.operations import OPERATIONS
 from covenant.exchange import a2a_service
 from covenant.ledger.machine.identity_commands import ChangeTenant
@@ -360,7 +360,7 @@ async def test_what_is_too_large_compressed_or_unknown_is_refused_by_the_server(
     ],
 )
 def test_the_address_of_a_caller_is_read(peer: str, address: Any) -> None:
-    assert peer_of(peer) == address
+    assert parse_peer(peer) == address
 
 
 # Who may call.
