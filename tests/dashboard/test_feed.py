@@ -18,8 +18,8 @@ from covenant.dashboard.feed import (
     FeedRing,
     FeedRound,
     FeedRow,
-    write_all,
-    write_own,
+    write_all_frames,
+    write_tenant_frames,
 )
 from covenant.ledger.change_log import LATEST_MAX
 from covenant.ledger.embedded.open import open_ledger
@@ -99,15 +99,15 @@ async def test_every_change_is_counted_though_nothing_follows_it(tmp_path: Path)
     try:
         collector = FeedCollector(ledger, followers_max=1)
         ledger.changes.begin()
-        await collector.look(counting=True)
+        await collector.run_round(counting=True)
         assert collector.counts["queued"] == 0
         await ledger.commit(Accept(task=new_task(1), digest="d" * 64, minted=True))
-        await collector.look(counting=False)
+        await collector.run_round(counting=False)
         position, counted = collector.ring.position, collector.counted
         assert collector.counts["queued"] == 0, "this round does not count"
         told = asyncio.create_task(collector.wait_for_change(position, counted, BOUND_S))
         await asyncio.sleep(0)
-        await collector.look(counting=True)
+        await collector.run_round(counting=True)
         assert collector.counts["queued"] == 1
         assert collector.ring.position == position
         assert await told, "whoever follows hears of counts alone"
@@ -124,11 +124,11 @@ async def test_a_task_that_begins_and_ends_between_two_counts_is_told(short_path
         collector = FeedCollector(daemon.ledger, followers_max=1)
         daemon.ledger.changes.begin()
         await eventually(archived)
-        await collector.look(counting=True)
+        await collector.run_round(counting=True)
         before = collector.counted
         assert (await send_task(daemon, "no time"))["status"]["state"] == "TASK_STATE_COMPLETED"
         await eventually(archived)
-        await collector.look(counting=True)
+        await collector.run_round(counting=True)
         assert collector.counted == before + 1
 
 
@@ -315,7 +315,7 @@ def test_whoever_was_away_for_long_is_told_of_few_tasks_each_once() -> None:
         FeedRound(position=each, tasks=[row("same"), *(row(f"t{each}-{n}") for n in range(4))], more=7)
         for each in (9, 8)
     ]
-    event, data = write_all(rounds).decode().splitlines()[1:3]
+    event, data = write_all_frames(rounds).decode().splitlines()[1:3]
     told = json.loads(data.removeprefix("data: "))
     assert event == "event: tasks"
     assert [each["task_id"] for each in told["tasks"]] == ["same", "t9-0", "t9-1", "t9-2", "t9-3"]
@@ -325,11 +325,13 @@ def test_whoever_was_away_for_long_is_told_of_few_tasks_each_once() -> None:
 
 def test_a_tenant_is_told_how_many_more_of_its_own_tasks_changed_and_nothing_of_others() -> None:
     own = [row(f"own-{number}", "acme") for number in range(LATEST_MAX + 1)]
-    rounds = [FeedRound(position=9, tasks=[*own, row("other")], more=312, more_of={"acme": 2, "default": 310})]
-    told = json.loads(write_own(rounds, "acme", "place").decode().splitlines()[2].removeprefix("data: "))
+    rounds = [FeedRound(position=9, tasks=[*own, row("other")], more=312, more_by_tenant={"acme": 2, "default": 310})]
+    told = json.loads(write_tenant_frames(rounds, "acme", "place").decode().splitlines()[2].removeprefix("data: "))
     assert [each["task_id"] for each in told["tasks"]] == [each.task_id for each in own[:LATEST_MAX]]
     assert told["more"] == 3
-    assert write_own([FeedRound(position=9, tasks=[row("other")], more=312, audited=3)], "acme", "place") == b""
+    assert (
+        write_tenant_frames([FeedRound(position=9, tasks=[row("other")], more=312, audited=3)], "acme", "place") == b""
+    )
 
 
 async def test_a_tenant_is_told_nothing_while_many_tasks_of_others_change(short_path: Path) -> None:
@@ -387,7 +389,7 @@ async def test_the_look_ups_of_a_round_do_not_grow_with_what_changed(tmp_path: P
         ledger.changes.begin()
         sent = [new_task(number) for number in range(200)]
         await asyncio.gather(*(ledger.commit(Accept(task=each, digest="d" * 64, minted=True)) for each in sent))
-        await collector.look(counting=True)
+        await collector.run_round(counting=True)
         (only,) = collector.ring.since(collector.ring.start) or ()
         assert len(only.tasks) == LATEST_MAX
         assert only.more == len(sent) - LATEST_MAX
