@@ -86,7 +86,7 @@ class FilesShown(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 class FilesQuery(msgspec.Struct, frozen=True, gc=False):
     after: str = ""
-    limit: Annotated[int, msgspec.Meta(ge=1, le=PAGE_MAX)] = 50
+    limit: Annotated[int, msgspec.Meta(ge=1, le=PAGE_MAX)] = LIMIT
 
 
 DESCRIBED: Final = (
@@ -122,9 +122,9 @@ class FileAccess(NamedTuple):
     async def account(self, scope: Scope) -> str:
         """The account whose files the caller stores and lists: its tenant's, or else its own."""
         credential = credential_of(scope)
-        return self._tenant(credential) or self.known(credential) or (await self.auth.enter(scope)).tenant.name
+        return self._tenant(credential) or self.account_of(credential) or (await self.auth.enter(scope)).tenant.name
 
-    def known(self, credential: bytes | None) -> str | None:
+    def account_of(self, credential: bytes | None) -> str | None:
         """The account of this credential, if it is valid now."""
         caller = self.auth.recognised(credential) if credential is not None else None
         if caller is not None:
@@ -184,7 +184,7 @@ class UploadEndpoint(Endpoint):
         await reply(send, 201, _encode(answer))
 
     async def _body(self, scope: Scope, receive: Receive, account: str) -> AsyncIterator[bytes]:
-        """The body, in pieces large enough for a write. A token that has ended meanwhile stores no file."""
+        """The body, in pieces large enough for a write. If the token has ended meanwhile, the upload is refused."""
         gathered, size, more = [], 0, True
         while more:
             message = await receive()
@@ -192,7 +192,7 @@ class UploadEndpoint(Endpoint):
                 raise CallerGoneError
             data: bytes = message.get("body", b"")
             more = message.get("more_body", False)
-            if not more and self._access.known(credential_of(scope)) != account:
+            if not more and self._access.account_of(credential_of(scope)) != account:
                 raise unauthenticated()
             gathered.append(data)
             size += len(data)
@@ -298,9 +298,9 @@ def _parse_range(header: bytes, size: int) -> tuple[int, int, int]:
 
 def file_routes(access: FileAccess, meter: Meter) -> list[BaseRoute]:
     upload, download = UploadEndpoint(access, meter), DownloadEndpoint(access, meter)
-    whole = MethodRouter({"POST": upload, "PUT": upload, "GET": ListEndpoint(access, meter)}, PROBLEM)
-    each = MethodRouter({"GET": download, "HEAD": download}, PROBLEM)
-    return [Route(FILES, whole, name=FILES), Route(FILE, each, name=FILE)]
+    collection = MethodRouter({"POST": upload, "PUT": upload, "GET": ListEndpoint(access, meter)}, PROBLEM)
+    one_file = MethodRouter({"GET": download, "HEAD": download}, PROBLEM)
+    return [Route(FILES, collection, name=FILES), Route(FILE, one_file, name=FILE)]
 
 
 class ListStoredFilesRequest(Request, frozen=True, kw_only=True):
