@@ -282,10 +282,10 @@ async def test_the_tenants_of_many_tasks_of_another_node_are_read_together_for_t
             return await read(name, **values)
 
         monkeypatch.setattr(history, "rows", counted)
-        await collector.look(counting=False)
+        await collector.run_round(counting=False)
         (told,) = collector.ring.since(collector.ring.start) or ()
-        assert sum(told.more_of.values()) == told.more == 80 - len(told.tasks)
-        assert told.more_of["acme"] == 60
+        assert sum(told.more_by_tenant.values()) == told.more == 80 - len(told.tasks)
+        assert told.more_by_tenant["acme"] == 60
         assert len(reads) <= 2 * len(told.tasks) + 1
     collector._ledger.changes.end()
 
