@@ -389,8 +389,7 @@ class Job(JobBuffer):
         """Fails the job at once, without waiting for its agent."""
         if self.over:
             return
-        with contextlib.suppress(TurnStopped):
-            self.fail(message)  # closes the open text artifact
+        self.fail(message)  # closes the open text artifact
         self._result, self._ending, self._parked, self._retry = self._error(message, ()), Ending.FAILED, None, None
         self.ended = self._mute = True
         self._cancel(message)
@@ -455,7 +454,8 @@ class Job(JobBuffer):
 
     def _end(self, result: Result, ending: Ending) -> None:
         if self.unfinished is not None and not self._mute:
-            self.unfinished()
+            with contextlib.suppress(TurnStopped):  # raised if the closing chunk is over a limit, which ends the job
+                self.unfinished()
         if not self.ended:
             content = result.content
             nameless = len(content) == 1 and type(content[0]) is Text and content[0].filename is None
