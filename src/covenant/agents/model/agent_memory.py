@@ -16,6 +16,7 @@ from typing import Final, Protocol
 import msgspec
 
 from covenant.agents.keyword_match import overlap
+from covenant.agents.runtime.durable_step import finish
 from covenant.ledger.embedded.disk import make_owned_folder, open_owned, sync_dir
 from covenant.model.errors import Invalid, NotFound, Unavailable
 
@@ -74,9 +75,12 @@ class NoteFile:
 
     async def replace(self, data: bytes) -> bool:
         try:
-            await asyncio.to_thread(_write, self._path, data)
+            # Its caller's lock must be held until the thread has ended, even if the caller is canceled.
+            _, canceled = await finish(asyncio.to_thread(_write, self._path, data))
         except OSError as error:
             raise Unavailable("memory_unwritten", "the memory cannot be written") from error
+        if canceled:
+            raise asyncio.CancelledError
         return True
 
 
