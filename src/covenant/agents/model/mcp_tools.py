@@ -210,6 +210,7 @@ class _Host:
         self._ready: asyncio.Future[McpSession] | None = None
         self._not_before_s = 0.0
         self._trouble = ""
+        self._closed = False
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> McpAnswer:
         within_s = self._server.call_timeout_ms / 1000
@@ -268,6 +269,8 @@ class _Host:
                 raise McpUnavailable(self._trouble)
             if self._serving is not None:
                 await asyncio.wait((self._serving,))
+            if self._closed:
+                raise McpUnavailable(self._stopped)
             # Another caller may have started it meanwhile.
             if self._ready is ready:
                 self._ready = loop.create_future()
@@ -278,7 +281,7 @@ class _Host:
 
     async def _serve(self, ready: asyncio.Future[McpSession]) -> None:
         """Runs the server from start to end. `ready` gets the session, or the reason why there is none."""
-        loop, trouble = asyncio.get_running_loop(), f"{self.name} was stopped"
+        loop, trouble = asyncio.get_running_loop(), self._stopped
         try:
             async with asyncio.timeout(self._server.init_timeout_ms / 1000) as limit:
                 async with await self._opened(self.name, self._server) as session:
@@ -297,9 +300,7 @@ class _Host:
                 trouble = f"{self.name} was not ready within {self._server.init_timeout_ms} ms"
             self._not_before_s, self._trouble = loop.time() + RETRY_S, trouble
         finally:
-            if not ready.done():
-                ready.set_exception(McpUnavailable(trouble))
-                ready.exception()
+            _refuse(ready, trouble)
 
     async def retire(self) -> None:
         """Ends the server once its running calls are over. No new call reaches it."""
@@ -310,9 +311,24 @@ class _Host:
             await self.close()
 
     async def close(self) -> None:
+        """Ends the server. It is not started again."""
+        self._closed = True
         if self._serving is not None:
             self._serving.cancel()
             await asyncio.wait((self._serving,))
+        if self._ready is not None:
+            _refuse(self._ready, self._stopped)  # still open if the server's task was canceled before it ran
+
+    @property
+    def _stopped(self) -> str:
+        return f"{self.name} was stopped"
+
+
+def _refuse(ready: asyncio.Future[McpSession], trouble: str) -> None:
+    """Ends the wait for a session, unless it has ended."""
+    if not ready.done():
+        ready.set_exception(McpUnavailable(trouble))
+        ready.exception()
 
 
 def _has_ended(ready: asyncio.Future[McpSession]) -> bool:
