@@ -30,7 +30,7 @@ from covenant.model.task_event import MessageUpdate, StatusUpdate
 from covenant.wire.json_input import TOLD_NESTING_MAX
 from covenant.wire.validation import checked
 
-SAYABLE: Final = "text, turn.file(…), turn.data(…), turn.status(…) or another value of the turn"
+SENDABLE: Final = "text, turn.file(…), turn.data(…), turn.status(…) or another value of the turn"
 _CONTENT: Final = (Text, Json, Image, Audio, Resource, ResourceLink, File)
 _VALUES: Final = (*_CONTENT, StatusUpdate, Rejection, Retry, BareReply)
 log = logging.getLogger(__name__)
@@ -64,10 +64,10 @@ class FunctionOutput(Protocol):
 
     @property
     def text(self) -> str: ...
-    def say(self, chunk: str) -> None: ...
-    def say_at_once(self, text: str) -> None: ...
-    def give(self, content: Content) -> None: ...
-    def status(self, update: StatusUpdate) -> None: ...
+    def write_text(self, chunk: str) -> None: ...
+    def write_whole_text(self, text: str) -> None: ...
+    def write_content(self, content: Content) -> None: ...
+    def write_status(self, update: StatusUpdate) -> None: ...
     def close(self) -> tuple[Content, ...]: ...
 
 
@@ -113,11 +113,11 @@ class FunctionAgent:
         try:
             async for item in generator:
                 if type(item) is str:
-                    output.say(item)
+                    output.write_text(item)
                 else:
                     if job.begun_before:
                         await _check_changed(item, job)
-                    _say_checked(item, job, output, "yielded")
+                    _write_checked(item, job, output, "yielded")
                     if job.ended:
                         return
                 if job.full:
@@ -129,13 +129,13 @@ class FunctionAgent:
         self, job: FunctionJob, output: FunctionOutput, history: tuple[MessageUpdate, ...]
     ) -> None:
         def write(chunk: str) -> Awaitable[None] | None:
-            output.say(chunk)
+            output.write_text(chunk)
             return job.room() if job.full else None
 
         async def write_yielded(item: Any) -> None:
             if job.begun_before:
                 await _check_changed(item, job)
-            _say_checked(item, job, output, "yielded")
+            _write_checked(item, job, output, "yielded")
             if job.ended:
                 raise TurnStopped
 
@@ -202,7 +202,14 @@ async def _write_returned(returned: Any, job: FunctionJob, output: FunctionOutpu
     if job.begun_before:
         for item in returned if isinstance(returned, list | tuple) else (returned,):
             await _check_changed(item, job)
-    _say_returned(returned, job, output)
+    if type(returned) is CoroutineType:
+        returned.close()  # a plain function has returned a coroutine of an async one
+    if isinstance(returned, str):
+        output.write_whole_text(str.__str__(returned))
+    elif returned is not None:
+        for item in returned if isinstance(returned, list | tuple) else (returned,):
+            if not job.ended:
+                _write_checked(item, job, output, "returned")
 
 
 async def _check_changed(item: Any, job: FunctionJob) -> None:
@@ -212,22 +219,7 @@ async def _check_changed(item: Any, job: FunctionJob) -> None:
         await job.steps.check_end()
 
 
-def _say_returned(returned: Any, job: FunctionJob, output: FunctionOutput) -> None:
-    if returned is None:
-        return
-    if type(returned) is CoroutineType:
-        returned.close()  # a plain function has returned a coroutine of an async one
-    if isinstance(returned, str):
-        output.say_at_once(str.__str__(returned))
-    elif isinstance(returned, list | tuple):
-        for item in returned:
-            if not job.ended:
-                _say_checked(item, job, output, "returned")
-    else:
-        _say_checked(returned, job, output, "returned")
-
-
-def _say_checked(item: Any, job: FunctionJob, output: FunctionOutput, how: str) -> None:
+def _write_checked(item: Any, job: FunctionJob, output: FunctionOutput, how: str) -> None:
     """Sends a value. One of our own types may be made by hand, so its fields are checked."""
     try:
         if isinstance(item, _VALUES):
@@ -235,15 +227,15 @@ def _say_checked(item: Any, job: FunctionJob, output: FunctionOutput, how: str) 
     except WrongType as wrong:
         job.fail(f"the agent {how} an invalid value: {wrong.message}")
     else:
-        _say(item, job, output, how)
+        _write_value(item, job, output, how)
 
 
-def _say(item: Any, job: FunctionJob, output: FunctionOutput, how: str) -> None:
+def _write_value(item: Any, job: FunctionJob, output: FunctionOutput, how: str) -> None:
     match item:
         case str():
-            output.say(str.__str__(item))
+            output.write_text(str.__str__(item))
         case StatusUpdate(state="working"):
-            output.status(item)
+            output.write_status(item)
         case StatusUpdate():
             output.close()
             job.park(item)
@@ -257,9 +249,9 @@ def _say(item: Any, job: FunctionJob, output: FunctionOutput, how: str) -> None:
         case BareReply(content):
             _reply(content, job, output)
         case _ if isinstance(item, _CONTENT):
-            output.give(item)
+            output.write_content(item)
         case _:
-            job.fail(f"the agent {how} {_article(type(item).__name__)}, which cannot be sent; it may be {SAYABLE}")
+            job.fail(f"the agent {how} {_article(type(item).__name__)}, which cannot be sent; it may be {SENDABLE}")
 
 
 def _reply(content: tuple[Any, ...], job: FunctionJob, output: FunctionOutput) -> None:

@@ -226,21 +226,21 @@ class _Turn:
     def text(self) -> str:
         return "".join(self._chunks)
 
-    def say(self, chunk: str) -> None:
+    def write_text(self, chunk: str) -> None:
         if chunk:
             self._chunks.append(chunk)
             self._output.write(type="assistant", text=chunk)
 
-    def say_at_once(self, text: str) -> None:
+    def write_whole_text(self, text: str) -> None:
         if self._chunks:
-            self.say(text)
+            self.write_text(text)
         else:
             self._whole = text
 
-    def give(self, content: Content) -> None:
+    def write_content(self, content: Content) -> None:
         self._output.write(type="artifact", part=content)
 
-    def status(self, update: StatusUpdate) -> None:
+    def write_status(self, update: StatusUpdate) -> None:
         self._output.write(type="status", text=update.text)
 
     def close(self) -> tuple[Content, ...]:
@@ -268,7 +268,7 @@ class _Turn:
             self._end(type="reply", parts=content)
         elif content:
             for part in content:
-                self.give(part)
+                self.write_content(part)
             self._end(type="result")
         else:
             self._end(type="result", **({"text": self._whole} if self._whole else {}))

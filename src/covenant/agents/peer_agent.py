@@ -109,7 +109,9 @@ class PeerAgent:
                 return
             except (Unavailable, OverLimit) as later:
                 if not tries:
-                    job.say(StatusUpdate(f"the peer cannot be reached now; the daemon tries again: {later.message}"))
+                    job.add_update(
+                        StatusUpdate(f"the peer cannot be reached now; the daemon tries again: {later.message}")
+                    )
                 tries += 1
                 await asyncio.sleep(BETWEEN_OFFERS.pause(tries))
 
@@ -121,7 +123,7 @@ class PeerAgent:
         try:
             async with asyncio.timeout(None) as bound, aclosing(following):
                 async for delegation in following:
-                    reporter.say(delegation)
+                    reporter.report(delegation)
                     if delegation.ended or delegation.question is not None:
                         break
                     at_fault = delegation.state is CANCELLING and delegation.code is not None
@@ -147,7 +149,7 @@ class PeerAgent:
             job.notes["code"] = "timeout"
             job.fail(TIMED_OUT)
         elif delegation.state is CANCELLED and delegation.code is None:
-            job.give_up(delegation.reason or "the peer canceled it")
+            job.end_canceled(delegation.reason or "the peer canceled it")
         elif result is not None and result.error is not None:
             _fail(job, delegation.code, result.error)
         else:
@@ -162,7 +164,7 @@ class _StateReporter:
         self._last: tuple[Any, ...] = ()
         self._message: str | None = None
 
-    def say(self, delegation: Delegation) -> None:
+    def report(self, delegation: Delegation) -> None:
         now = (delegation.state, delegation.message, delegation.usage, delegation.progress)
         if now == self._last:
             return
@@ -173,7 +175,7 @@ class _StateReporter:
             text = None  # the task asks it
         if delegation.state is LOST:
             text = f"the peer does not answer: {delegation.reason}"
-        self._job.say(StatusUpdate(text or "", metadata={REMOTE: note_of(delegation)}))
+        self._job.add_update(StatusUpdate(text or "", metadata={REMOTE: note_of(delegation)}))
 
 
 def note_of(delegation: Delegation) -> dict[str, Any]:
@@ -203,16 +205,16 @@ def _prove(job: Job, delegation: Delegation, result: DelegationResult) -> None:
     }
     whole = msgspec.json.encode(evidence)
     if len(whole) <= EVIDENCE_BYTES_MAX:
-        job.allow(len(whole))
+        job.exempt(len(whole))
         # As it will be read back, with lists for tuples: the ledger need not compare and encode it a second time.
-        job.say(StatusUpdate(metadata={PROOF: msgspec.json.decode(whole)}), len(whole))
+        job.add_update(StatusUpdate(metadata={PROOF: msgspec.json.decode(whole)}), len(whole))
         return
     text, sha256 = base64url(whole), hashlib.sha256(whole).hexdigest()
     pieces = [text[at : at + EVIDENCE_BYTES_MAX] for at in range(0, len(text), EVIDENCE_BYTES_MAX)]
-    job.allow(len(text))
+    job.exempt(len(text))
     for number, piece in enumerate(pieces):
         part = {"sha256": sha256, "part": number, "of": len(pieces), "data": piece}
-        job.say(StatusUpdate(metadata={PROOF: part}), len(piece))
+        job.add_update(StatusUpdate(metadata={PROOF: part}), len(piece))
 
 
 def _complete(job: Job, result: DelegationResult) -> None:
@@ -226,7 +228,7 @@ def _complete(job: Job, result: DelegationResult) -> None:
         assert isinstance(part, _MARKABLE)
         plain = msgspec.structs.replace(part, metadata=without_reserved(part.metadata))
         name = mark["name"][:NAME_CHARS_MAX] if isinstance(mark.get("name"), str) else None
-        job.say(ArtifactUpdate(mark["id"], (plain,), name, append=mark["id"] in made))
+        job.add_update(ArtifactUpdate(mark["id"], (plain,), name, append=mark["id"] in made))
         made[mark["id"]] = made.get(mark["id"], "") + (plain.text if isinstance(plain, Text) else "")
     if not content and result.result and result.result not in ("\n".join(filter(None, made.values())), ""):
         content.append(Text(result.result))
@@ -245,6 +247,6 @@ def _report_findings(job: Job, findings: tuple[SecretFinding, ...]) -> None:
     """Tells the sender where in its task secrets were found, and of which kind, but never the secrets."""
     places = ", ".join(f"{each.kind} at {each.path or '/'}" for each in findings[:10])
     found = [{"path": each.path, "kind": each.kind, "count": each.count} for each in findings]
-    job.say(
+    job.add_update(
         StatusUpdate(f"secrets were found in the message to the peer: {places}", metadata={"covenant.redacted": found})
     )

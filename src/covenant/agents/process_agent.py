@@ -266,11 +266,11 @@ class ProgramOutput:
         job, output = self._job, self._output
         match kind:
             case "assistant":
-                output.say(_words(event))
+                output.write_text(_words(event))
             case "artifact":
-                output.give(_content(event))
+                output.write_content(_content(event))
             case "status":
-                output.status(StatusUpdate(_words(event)))
+                output.write_status(StatusUpdate(_words(event)))
             case "log":
                 level = LEVELS.get(str(event.get("level", "info")).lower(), logging.INFO)
                 log_line(job, _words(event)[:LOGGED_LENGTH_MAX], level, stream=_stream(event))
@@ -312,7 +312,7 @@ class ProgramOutput:
             return
         words, partial = _words(event), event.get("status") == "partial"
         if not self._output.text:
-            self._output.say_at_once(words)
+            self._output.write_whole_text(words)
         parts = self._close()
         other = words and words != self._output.text
         self._job.complete(*((Text(words),) if other else parts), partial=partial)

@@ -93,7 +93,7 @@ class RemoteAgent:
             return
         leased = job.leased
         again = leased.turn > 1 or leased.lease.attempt > 1
-        noted = await job.noted(REMOTE) if again else None
+        noted = await job.stored_note(REMOTE) if again else None
         known = noted if isinstance(noted, dict) else {}
         note = _Note(job, known)
         remote = await self._open(tenant, target)
@@ -152,7 +152,7 @@ class _Note:
             self._announced = True
             self.task_id, self.context_id = task_id, context_id
             noted = {"task_id": task_id, "context_id": context_id, "turn": self._job.leased.turn}
-            self._job.say(StatusUpdate(metadata={REMOTE: noted}))
+            self._job.add_update(StatusUpdate(metadata={REMOTE: noted}))
 
 
 def _count(job: Job, source: RemoteStream | RemoteTaskView, earlier: str | None) -> None:
@@ -195,9 +195,9 @@ async def renew_lease(job: Job) -> None:
 async def _say(job: Job, event: RemoteEvent) -> None:
     match event:
         case RemoteArtifact(update=update):
-            job.say(unreserved_update(update))
+            job.add_update(unreserved_update(update))
         case RemoteStatus(state=TaskState.WORKING) | RemoteTask(state=TaskState.WORKING) if event.text:
-            job.say(StatusUpdate(event.text))
+            job.add_update(StatusUpdate(event.text))
         case RemoteStatus() | RemoteTask() | RemoteMessage():
             pass
     if job.full:
@@ -214,7 +214,7 @@ def _conclude(job: Job, reply: Reply) -> None:
         case TaskState.REJECTED:
             job.reject(reply.text or "the remote agent rejected the task", *content)
         case TaskState.CANCELED:
-            job.give_up(reply.text or "the remote agent canceled the task", *content)
+            job.end_canceled(reply.text or "the remote agent canceled the task", *content)
         case _:
             job.fail(reply.text or "the remote agent failed", *content)
 

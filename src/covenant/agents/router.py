@@ -45,7 +45,7 @@ class RouterAgent:
     async def run(self, job: Job) -> None:
         output = TurnOutput(job)
         parts = tuple(part for message in job.messages for part in message.parts)
-        asking = await job.noted(ASKING) if job.leased.turn > 1 else None
+        asking = await job.stored_note(ASKING) if job.leased.turn > 1 else None
         if isinstance(asking, dict):
             await self._pass_on(job, output, asking, parts)
             return
@@ -59,16 +59,16 @@ class RouterAgent:
         route = {**_route(ranked), "turn": job.leased.turn}
         job.notes[ROUTE] = route
         if best is None or best.score < THRESHOLD:
-            output.status(StatusUpdate(f"Answering this myself: {route['why']}", metadata={ROUTE: route}))
-            output.say_at_once(self._describe_agents(tenant))
+            output.write_status(StatusUpdate(f"Answering this myself: {route['why']}", metadata={ROUTE: route}))
+            output.write_whole_text(self._describe_agents(tenant))
             job.complete(*output.close())
             return
-        output.status(StatusUpdate(f"Handing this to {best.listed.name}: {best.why}", metadata={ROUTE: route}))
+        output.write_status(StatusUpdate(f"Handing this to {best.listed.name}: {best.why}", metadata={ROUTE: route}))
         await self._hand_over(job, output, best.listed, parts)
 
     async def _chosen(self, job: Job, tenant: str) -> CallableAgent | None:
         """The agent that an earlier attempt at this turn picked, if it still exists."""
-        route = await job.noted(ROUTE)
+        route = await job.stored_note(ROUTE)
         if not isinstance(route, dict) or route.get("turn") != job.leased.turn:
             return None
         found = next((each for each in self._directory.all(tenant) if each.name == route.get("agent")), None)
@@ -83,7 +83,7 @@ class RouterAgent:
         try:
             answer = await ask(job, listed.name, content)
         except CovenantError as error:
-            output.tool(label, ok=False)
+            output.record_tool(label, ok=False)
             job.fail(f"{listed.name}: {error}")
             return
         _tell_answer(job, output, answer, agent=listed.name, label=label)
@@ -135,8 +135,8 @@ def _route(ranked: list[KeywordMatch]) -> dict[str, Any]:
 
 
 def _tell_answer(job: Job, output: TurnOutput, answer: Answer, *, agent: str, label: str) -> None:
-    output.tool(label, ok=answer.ok or answer.waits)
-    output.sub(agent, job.task.depth + 1, answer.text)
+    output.record_tool(label, ok=answer.ok or answer.waits)
+    output.record_answer(agent, job.task.depth + 1, answer.text)
     if answer.waits:
         asking = {"agent": agent, "label": label, "task_id": answer.task_id}
         job.park(StatusUpdate(answer.text, answer.state.value, metadata={ASKING: asking}))
@@ -146,8 +146,8 @@ def _tell_answer(job: Job, output: TurnOutput, answer: Answer, *, agent: str, la
         return
     made = [part for artifact in made_by(answer) for part in artifact.parts]
     for part in made:
-        output.give(part)
-    output.say_at_once(answer.text)
+        output.write_content(part)
+    output.write_whole_text(answer.text)
     job.complete(*(output.close() or made))
 
 

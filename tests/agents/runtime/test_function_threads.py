@@ -11,7 +11,7 @@ import pytest
 from covenant import Agent, SyncTurn
 from covenant.agents.api import Rejection
 from covenant.agents.function_agent import FunctionAgent
-from covenant.agents.runtime.function_threads import LINES_MAX
+from covenant.agents.runtime.function_threads import ITEMS_MAX
 from covenant.ledger.contract.ledger import Ledger
 from covenant.model.content import Json, Text
 from covenant.model.task_event import StatusUpdate
@@ -43,7 +43,7 @@ async def test_a_plain_function_runs_beside_the_loop(pool: PoolUnderTest) -> Non
 
 
 async def test_a_plain_generator_streams_in_order_and_faster_than_it_is_written(pool: PoolUnderTest) -> None:
-    count = 4 * LINES_MAX
+    count = 4 * ITEMS_MAX
 
     def counts(turn: SyncTurn) -> Iterator[str]:
         for number in range(count):

@@ -114,7 +114,7 @@ class ModelConversation:
             else:
                 if self._toolbox is not None:  # for its own agents pydantic-ai reports it
                     self._output.begin_round(self._rounds + 1)
-                    self._output.tool(label(call.tool, call.arguments), ok=False)
+                    self._output.record_tool(label(call.tool, call.arguments), ok=False)
                 answers.approvals[call.id] = ToolDenied(f"A person denied this. {answer['reason']}".strip())
         return answers
 

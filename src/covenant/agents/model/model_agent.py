@@ -39,8 +39,8 @@ from covenant.agents.model.pydantic_agent import (
     listen,
     prompt_of,
     retry_reason,
-    say_result,
     used,
+    write_result,
 )
 from covenant.agents.model.toolbox import CONSULTS_MAX, ROUNDS_MAX, Toolbox, ToolServices
 from covenant.agents.runtime.job import Job
@@ -275,7 +275,7 @@ class ModelAgent:
             ) as events:
                 return await listen(events, job, output)
 
-        say_result(await ModelConversation(job, output, toolbox).hold(run, prompt_of(job), before), job, output)
+        write_result(await ModelConversation(job, output, toolbox).hold(run, prompt_of(job), before), job, output)
 
     async def _talk_gated(
         self, job: Job, output: TurnOutput, toolbox: Toolbox, model: BoundedModel, usage: RunUsage
@@ -302,10 +302,10 @@ class ModelAgent:
             result = await conversation.hold(run, prompt, before)
             verdict = await adviser.judge(request, result.output, asking)
             details = {"signal": f"gate_{verdict.signal}", "redirects": redirects}
-            output.status(StatusUpdate(f"The advisor says: {verdict.signal}", metadata={ADVISOR: details}))
+            output.write_status(StatusUpdate(f"The advisor says: {verdict.signal}", metadata={ADVISOR: details}))
             if verdict.signal == "continue":
                 toolbox.give_files()
-                output.say_at_once(result.output)
+                output.write_whole_text(result.output)
                 return
             if verdict.signal == "halt":
                 job.fail(f"the advisor stopped this answer: {verdict.words or 'it gave no reason'}")
@@ -367,7 +367,7 @@ class ModelAgent:
 def _report_fallback(job: Job, output: TurnOutput, unable: str, why: str, fallback: str) -> None:
     log.warning("model.fallback", extra=job.fields(model=unable, why=why, asked=fallback))
     details = {"model": unable, "why": why, "asked": fallback}
-    output.status(
+    output.write_status(
         StatusUpdate(f"The model {unable} is {PLAIN[why]}; {fallback} is asked now", metadata={FALLBACK: details})
     )
     job.spend({FALLBACKS: 1})

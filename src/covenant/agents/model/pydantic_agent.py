@@ -127,7 +127,7 @@ class PydanticAiAgent:
 
     async def _attempt(self, job: Job, output: TurnOutput, usage: RunUsage) -> None:
         try:
-            say_result(await self._talk(job, output, usage), job, output)
+            write_result(await self._talk(job, output, usage), job, output)
         except UsageLimitExceeded:
             raise  # another attempt would have no tokens either
         except self._retry_on as error:
@@ -201,7 +201,7 @@ class ToolCallNotes:
 
     def _end(self, call_id: str, name: str, *, ok: bool) -> None:
         _, begun_s = self._begun.pop(call_id, (name, monotonic()))
-        self._output.tool(name, ok=ok, took_ms=round((monotonic() - begun_s) * 1000))
+        self._output.record_tool(name, ok=ok, took_ms=round((monotonic() - begun_s) * 1000))
 
 
 class WatchedTools(AbstractCapability[Any]):
@@ -233,9 +233,9 @@ async def listen(events: AsyncIterable[Any], job: Job, output: TurnOutput) -> Ag
     async for event in events:
         match event:
             case messages.PartStartEvent(part=messages.TextPart(content=text)):
-                output.say(text)
+                output.write_text(text)
             case messages.PartDeltaEvent(delta=messages.TextPartDelta(content_delta=text)):
-                output.say(text)
+                output.write_text(text)
             case AgentRunResultEvent(result=result):
                 found = result
             case _:
@@ -260,16 +260,16 @@ def cut_at(stop_reason: str | None, job: Job) -> bool:
     return stop_reason == CUT
 
 
-def say_result(result: AgentRunResult[Any], job: Job, output: TurnOutput) -> None:
+def write_result(result: AgentRunResult[Any], job: Job, output: TurnOutput) -> None:
     partial = cut_at(result.response.finish_reason, job)
     if isinstance(result.output, str):
         if not output.text:
-            output.say_at_once(result.output)
+            output.write_whole_text(result.output)
         output.close()
         job.complete(Text(result.output), partial=partial)
         return
     made = turn_files.data(to_jsonable_python(result.output))
-    output.give(made)
+    output.write_content(made)
     output.close()
     job.complete(made, partial=partial)
 

@@ -217,7 +217,7 @@ class Toolbox:
                 use.deferred = True
                 raise
             use.failed = None if ok else "tool_failed"
-        self._output.tool(label(name, given), ok=ok, took_ms=round((monotonic() - began_s) * 1_000))
+        self._output.record_tool(label(name, given), ok=ok, took_ms=round((monotonic() - began_s) * 1_000))
         command = spec.command.removeprefix("/") if spec is not None else name
         text, took = framed(command, name, given, body, self._room)
         self._room -= took
@@ -255,7 +255,7 @@ class Toolbox:
             answer = await ask(self._job, name, message)
         else:
             answer = await self._job.calls.answer(asking, message)
-        self._output.sub(name, self._job.task.depth + 1, answer.text)
+        self._output.record_answer(name, self._job.task.depth + 1, answer.text)
         return self._result_text(name, answer)
 
     def _result_text(self, name: str, answer: Answer) -> str:
@@ -282,12 +282,12 @@ class Toolbox:
     ) -> str:
         """The framed result of a deferred use (`ChildQuestionsRaised`), once all called agents have answered."""
         for result in results:
-            self._output.sub(result.agent, self._job.task.depth + 1, result.text)
+            self._output.record_answer(result.agent, self._job.task.depth + 1, result.text)
         left = iter(results)
         texts = [text if text is not None else next(left).text for text in answers]
         agents = [str(call.get("agent", "")) for call in given.get("calls", ()) if isinstance(call, Mapping)]
         body = joined(agents, texts) if name == "parallel" else texts[0]
-        self._output.tool(label(name, given), ok=all(result.ok for result in results))
+        self._output.record_tool(label(name, given), ok=all(result.ok for result in results))
         framed_text, _ = framed(TOOL_SPECS[name].command.removeprefix("/"), name, given, body, SHARED_BYTES_MAX)
         return framed_text
 
@@ -408,7 +408,7 @@ class Toolbox:
         """Gives out the files that were held back."""
         files, self._files = self._files or {}, None
         for file in files.values():
-            self._output.give(file)
+            self._output.write_content(file)
 
     @tool("/write", "Give the user a file, as part of the answer.")
     async def write(self, path: FilePath, content: str, *, persist: bool = False) -> str:
@@ -422,7 +422,7 @@ class Toolbox:
             file = msgspec.structs.replace(file, metadata={KEPT: True})
             self._kept[file_name_of(path)] = content
         if self._files is None:
-            self._output.give(file)
+            self._output.write_content(file)
         else:
             self._files[path] = file
         where = (

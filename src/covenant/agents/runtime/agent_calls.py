@@ -138,14 +138,14 @@ class AgentCalls:
 
     async def one(self, call: Call, *, step: str = "") -> Answer:
         (delegated,) = await self._prepare((call,), step)
-        async with self._job.slot.lent():
+        async with self._job.slot.released():
             return await self._perform(delegated)
 
     async def all(self, calls: Sequence[Calling], *, step: str = "") -> tuple[Answer, ...]:
         if not calls:
             return ()
         delegated = await self._prepare(calls, step)
-        async with self._job.slot.lent():
+        async with self._job.slot.released():
             answers = await self._gather(delegated, None)
         return tuple(answers[place] for place in range(len(calls)))
 
@@ -154,7 +154,7 @@ class AgentCalls:
         if not 1 <= checked("count", wanted, int) <= len(calls):
             raise Invalid("invalid_quorum", f"a quorum of {wanted} needs as many calls; there are {len(calls)}")
         delegated = await self._prepare(calls, step)
-        async with self._job.slot.lent():
+        async with self._job.slot.released():
             answers = tuple((await self._gather(delegated, wanted)).values())
         done = tuple(answer for answer in answers if answer.ok)[:wanted]
         if len(done) < wanted:
@@ -166,8 +166,8 @@ class AgentCalls:
         child_id = TaskId(checked("call", child.task_id if isinstance(child, Answer) else child, str))
         parts, job = parts_of(checked("what", what, Sendable)), self._job
         message_id = self._next_id(step, "answer", child_id, digest_of(parts))
-        await job.check_going_on()
-        async with job.slot.lent():
+        await job.ensure_running()
+        async with job.slot.released():
             return self._answered(await self._delegations.answer(child_id, job.task, parts, message_id))
 
     def _next_id(self, step: str, *what: str) -> TaskId:
@@ -180,8 +180,8 @@ class AgentCalls:
     async def pass_on(self, child_id: TaskId, decision: PersonDecision | None, place: str) -> Answer:
         """Sends a person's decision to a child that asks for it. None: the person has told the child directly."""
         job, message_id = self._job, derived_task_id(child_id, "decision", place)
-        await job.check_going_on()
-        async with job.slot.lent():
+        await job.ensure_running()
+        async with job.slot.released():
             return self._answered(await self._delegations.pass_on(child_id, job.task, decision, message_id))
 
     async def _prepare(self, calls: Sequence[Calling], step: str) -> list[DelegatedTask]:
@@ -261,7 +261,7 @@ class AgentCalls:
         for task_id, callee in new.items():
             self._made[task_id] = elsewhere.get(task_id)
             if why := self._delegations.absence(callee):
-                self._job.say(StatusUpdate(f"a call waits: {why}"))
+                self._job.add_update(StatusUpdate(f"a call waits: {why}"))
 
     async def _recall(self) -> None:
         """Counts the calls of earlier turns and attempts: the limits are the task's."""
@@ -286,7 +286,7 @@ class AgentCalls:
                 self._last_ms = made_ms if self._last_ms is None else max(self._last_ms, made_ms)
 
     async def _perform(self, delegated: DelegatedTask) -> Answer:
-        await self._job.check_going_on()
+        await self._job.ensure_running()
         try:
             return self._answered(await self._delegations.perform(delegated))
         except asyncio.CancelledError:

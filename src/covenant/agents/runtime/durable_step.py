@@ -171,9 +171,9 @@ def perform_sync_step(steps: DurableSteps, name: str, function: Callable[[], T],
     return kept
 
 
-async def finish(doing: Awaitable[T]) -> tuple[T, bool]:
+async def finish(write: Awaitable[T]) -> tuple[T, bool]:
     """Finishes a write even if the caller is canceled; returns its result, and whether a cancel came meanwhile."""
-    writing, canceled = asyncio.ensure_future(doing), False
+    writing, canceled = asyncio.ensure_future(write), False
     while not writing.done():
         try:
             await asyncio.wait((writing,))

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import Any, Final
 
-LINES_MAX: Final = 256
+ITEMS_MAX: Final = 256
 """The most texts that a thread may be ahead of the event loop; then it waits."""
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class ThreadChannel:
 
     def _put(self, item: str | ThreadRequest | None) -> None:
         with self._changed:
-            while len(self._items) >= LINES_MAX and not self._closed:
+            while len(self._items) >= ITEMS_MAX and not self._closed:
                 self._changed.wait()
             if self._closed:
                 raise TurnStopped

@@ -27,7 +27,7 @@ ATTEMPTS_MAX: Final = 3
 """How often lost work begins again by itself, unless its agent has more attempts; after that an operator decides."""
 LOOK_S: Final = 2.0
 """How often the number of lost holders is read: another node may be lost at any time."""
-ROUNDS: Final = 30
+ROUNDS_MAX: Final = 30
 """After this many rounds the lost work itself is read again, even if its count is the same."""
 LOST_AT_ONCE_MAX: Final = 10_000
 STOPPED: Final = "the daemon stopped while the agent worked"
@@ -64,7 +64,7 @@ class LostWork:
         self._ledger = ledger
         self._agents = agents
         self._hold_ms = hold_ms
-        self._wanted = asyncio.Event()
+        self._check_now = asyncio.Event()
         self._count = 0
         self._rounds_left = 0
         self._held: set[LeaseId] = set()
@@ -74,13 +74,13 @@ class LostWork:
         """Looks at held work again: a new or changed agent may decide about it."""
         self._rounds_left = 0
         self._held.clear()
-        self._wanted.set()
+        self._check_now.set()
 
     async def run(self) -> None:
         """Runs until canceled."""
         refused: str | None = None
         while True:
-            self._wanted.clear()
+            self._check_now.clear()
             try:
                 await self.step()
                 refused = None
@@ -89,7 +89,7 @@ class LostWork:
                     log.warning("agent.lost_refused", extra={"code": refusal.code, "reason": refusal.message})
                 refused = refusal.code
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wanted.wait(), LOOK_S)
+                await asyncio.wait_for(self._check_now.wait(), LOOK_S)
 
     async def step(self) -> None:
         """Runs one round. It costs one count, unless there may be something new."""
@@ -113,7 +113,7 @@ class LostWork:
                 contested = True
             elif lease_id not in self._held:
                 ended += 1  # no longer counted; as many may be lost before the next round
-        self._count, self._rounds_left = count - ended, 0 if self._unserved or contested else ROUNDS
+        self._count, self._rounds_left = count - ended, 0 if self._unserved or contested else ROUNDS_MAX
 
     async def _is_held(self, lost: QueueEntry) -> bool:
         """Whether the work's own job has held it for an operator."""

@@ -36,7 +36,7 @@ PROVIDERS: Final = {
 }
 """Providers whose name in the conventions differs from that in pydantic-ai."""
 
-Word = Callable[[Exception], str | None]
+FailureCode = Callable[[Exception], str | None]
 """Why a model failed: a code of a closed list. None: the model did not fail."""
 
 
@@ -91,7 +91,7 @@ class ModelCalls:
         job: Job,
         provider: str,
         model: str,
-        failure: Word,
+        failure: FailureCode,
         max_tokens: int | None = None,
         *,
         late: Callable[[], bool] = lambda: False,
@@ -116,8 +116,8 @@ class ModelCalls:
             yield answer
             outcome = COMPLETED
         except Exception as error:
-            word = failure(error)
-            outcome, failed = word or STOPPED, word
+            code = failure(error)
+            outcome, failed = code or STOPPED, code
             raise
         finally:
             if outcome == tracing.CANCELED and late():

@@ -30,7 +30,7 @@ async def save_file(job: Job, name: str, source: FileSource, media_type: str | N
     """Raises a Refusal if the file is too large or the tenant has too many; OSError if a path cannot be read."""
     if not name:
         raise ValueError("a file needs a name")
-    await job.check_going_on()
+    await job.ensure_running()
     kind = media_type or mimetypes.guess_type(name)[0]
     return await _store(job).save(pieces_of(source), account_of(job.task), job.task.id, file_name_of(name), kind)
 

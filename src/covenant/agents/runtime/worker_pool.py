@@ -69,10 +69,10 @@ class PoolAgent:
 
     def give_back(self, count: int = 1) -> None:
         """Frees reserved slots that were not used."""
-        self.slots.give_back(count)
-        self.leave(count)
+        self.slots.release(count)
+        self.add_free(count)
 
-    def leave(self, count: int = 1) -> None:
+    def add_free(self, count: int = 1) -> None:
         """Frees slots after jobs, which have given their tenant's slots back themselves."""
         self.free += count
         if 0 < self.free <= count:
@@ -87,17 +87,17 @@ class PoolRegister:
         self.jobs: Final[dict[TaskId, Job]] = {}
         self.running = False
 
-    def used(self, task_id: TaskId) -> dict[str, float] | None:
+    def usage_of(self, task_id: TaskId) -> dict[str, float] | None:
         """The usage so far of a task that runs here; None if it does not."""
         job = self.jobs.get(task_id)
         return job.spending.usage if job is not None else None
 
     def reserve(self, recipient: PublicKey) -> PoolAgent | None:
         worker = self.agents.get(recipient)
-        if worker is None or worker.free <= 0 or not self.running or not worker.slots.take():
+        if worker is None or worker.free <= 0 or not self.running or not worker.slots.try_acquire():
             return None
         if worker.rate.per_min and worker.rate.take() is not None:
-            worker.slots.give_back()
+            worker.slots.release()
             return None
         worker.free -= 1
         return worker
@@ -147,9 +147,9 @@ class WorkerPool:
         """Turns that a stop interrupted. Those that only follow remote work are not counted."""
         self._idle = asyncio.Event()
         self._idle.set()
-        self._fewer = asyncio.Event()
+        self._job_ended = asyncio.Event()
         """Set while the pool drains or stops, when a job has ended."""
-        self._others: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[None]] = set()
         self._abandoned: dict[asyncio.Task[None], Job] = {}
         """Jobs that have ended although their agents go on, by the agent's asyncio task."""
         self.delegations: Final = delegations(self) if delegations is not None else None
@@ -276,12 +276,12 @@ class WorkerPool:
             job.deadline.cancel()
         if self._by_task.get(job.task.id) is job:
             del self._by_task[job.task.id]
-        job.slot.leave()
-        worker.leave()
+        job.slot.end()
+        worker.add_free()
         if not self._jobs:
             self._idle.set()
         if self._draining or not self._register.running:
-            self._fewer.set()
+            self._job_ended.set()
 
     def _end_span(self, span: Span, job: Job) -> None:
         if job.stopping == LOST:
@@ -299,14 +299,14 @@ class WorkerPool:
     def _time_out(self, job: Job) -> None:
         if job in self._jobs and not job.finishing:
             job.notes["code"] = "timeout"
-            job.cut(TIMED_OUT)
+            job.fail_now(TIMED_OUT)
             self._loop.call_later(self._stop_s, self._abandon, job)
 
     def _abandon(self, job: Job) -> None:
         if job not in self._jobs or job.finishing:
             return
         self._note_abandoned(job)
-        self._spawn(self._end_without(job))
+        self._spawn(self._end_abandoned(job))
 
     def _note_abandoned(self, job: Job) -> None:
         log.warning("agent.abandoned", extra=job.fields(why=job.stopping))
@@ -315,11 +315,11 @@ class WorkerPool:
             job.runner.add_done_callback(lambda runner: self._abandoned.pop(runner, None))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        doing = asyncio.create_task(work)
-        self._others.add(doing)
-        doing.add_done_callback(self._others.discard)
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
-    async def _end_without(self, job: Job) -> None:
+    async def _end_abandoned(self, job: Job) -> None:
         await job.abandon()
         self._done(job)
 
@@ -328,7 +328,7 @@ class WorkerPool:
         self._register.running = True
         for worker in self._registered.values():
             self._begin_taking(worker)
-        looking = asyncio.create_task(self._lost_work.run())
+        lost_work = asyncio.create_task(self._lost_work.run())
         try:
             await self._stopping.wait()
             await self._stop_taking()
@@ -336,7 +336,7 @@ class WorkerPool:
         finally:
             self._register.running = False
             self._stopping.set()
-            looking.cancel()
+            lost_work.cancel()
             # However often this is canceled: all of it is bounded, and leases depend on it.
             await finish(self._stop_taking())
             await finish(self._stop_jobs())
@@ -360,8 +360,8 @@ class WorkerPool:
     async def _finished(self) -> None:
         """Waits until no job runs, except those that only follow remote work."""
         while not all(worker.follows for worker in self._jobs.values()):
-            self._fewer.clear()
-            await self._fewer.wait()
+            self._job_ended.clear()
+            await self._job_ended.wait()
 
     def _begin_taking(self, worker: PoolAgent) -> None:
         taker = asyncio.create_task(self._take_all(worker))
@@ -407,7 +407,7 @@ class WorkerPool:
                 if not await waiter.wait(WAIT_MS):
                     return
                 await worker.rate.wait()
-                await worker.slots.wait()
+                await worker.slots.acquire()
             finally:
                 self._waiting.discard(worker)
             taken = await self._lease(worker)
@@ -425,8 +425,8 @@ class WorkerPool:
         # The caller has one of the tenant's slots, but the agent's may have been taken meanwhile.
         most = 1 if worker.rate.per_min else ledger.limits.batch_max
         more = max(0, min(worker.free - 1, worker.slots.free, most - 1))
-        if worker.free <= 0 or not worker.slots.take(more):
-            worker.slots.give_back()
+        if worker.free <= 0 or not worker.slots.try_acquire(more):
+            worker.slots.release()
             return ()
         count = more + 1
         worker.free -= count
@@ -451,7 +451,7 @@ class WorkerPool:
         except Refusal as refusal:
             log.warning("agent.release_refused", extra={"task_id": leased.task.id, "code": refusal.code})
 
-    def _give_up_lease(self, job: Job, worker: PoolAgent, *, release: bool) -> Release | Interrupt:
+    def _end_of_lease(self, job: Job, worker: PoolAgent, *, release: bool) -> Release | Interrupt:
         """The command for work that a stop interrupts."""
         task_id, holder, lease_id = job.task.id, worker.identity, job.leased.lease.lease_id
         if release:
@@ -467,8 +467,8 @@ class WorkerPool:
 
     async def _stop_jobs(self) -> None:
         """Stops running jobs, waits for their end, and records what happens to their work."""
-        if self._others:
-            await asyncio.wait(self._others, timeout=self._stop_s)
+        if self._background:
+            await asyncio.wait(self._background, timeout=self._stop_s)
         stopped = [(job, at) for job, at in self._jobs.items() if job.stop()]
         runners = [job.runner for job in self._jobs if job.runner is not None]
         for abandoned in self._abandoned:
@@ -484,7 +484,7 @@ class WorkerPool:
                 self._note_abandoned(job)
             # Work whose agent still runs must not begin a second time beside it.
             release = worker.idempotent and ended
-            leaving.append(job.leave(self._give_up_lease(job, worker, release=release)))
+            leaving.append(job.end_lease(self._end_of_lease(job, worker, release=release)))
             log.info("agent.put_down", extra=job.fields(released=release))
         left = await asyncio.gather(*leaving)
         self.handed_back += sum(each and not worker.follows for each, (_, worker) in zip(left, stopped, strict=True))

@@ -113,7 +113,7 @@ async def open_peer_services(base: Base, register: PoolRegister) -> AsyncIterato
             shared=_shared_instance(base),
         )
         services = PeerServices(
-            context, base.access.catalogue, register.used, base.access.intake.drain_requested.is_set
+            context, base.access.catalogue, register.usage_of, base.access.intake.drain_requested.is_set
         )
         await services.inbox.relay.open()
         stack.push_async_callback(services.directory.stop)
