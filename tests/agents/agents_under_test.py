@@ -122,7 +122,7 @@ class AgentsUnderTest:
 
     async def known(self) -> None:
         """The cards of all remote agents were looked for."""
-        self.remote_cards.look()
+        self.remote_cards.refresh()
         await asyncio.wait_for(self.remote_cards.settled(), BOUND_S)
 
     def register(self, **urls: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from covenant.agents.process_agent import COMPLAINTS_MAX, ProcessAgent
+from covenant.agents.process_agent import STDERR_LINES_MAX, ProcessAgent
 from covenant.ledger.contract.ledger import Ledger
 from covenant.model.content import Json, Resource, ResourceLink, Text
 from covenant.model.task_view import TaskState
@@ -178,7 +178,7 @@ async def test_what_a_program_complains_of_is_for_the_log_alone(
     caplog.set_level("INFO")
     pool.serve(
         program(f"""
-            for number in range({COMPLAINTS_MAX + 1_000}):
+            for number in range({STDERR_LINES_MAX + 1_000}):
                 print("complaint", number, file=sys.stderr)
             say("result", text="ok")
         """)
@@ -186,7 +186,7 @@ async def test_what_a_program_complains_of_is_for_the_log_alone(
     view = await pool.ask()
     await pool.idle()
     noted = [record.said for record in caplog.records if record.message == "process.said"]  # type: ignore[attr-defined]
-    assert 0 < len(noted) <= COMPLAINTS_MAX
+    assert 0 < len(noted) <= STDERR_LINES_MAX
     assert "complaint" not in str(await pool.steps(view.task.id))
 
 

@@ -32,7 +32,7 @@ from covenant.model.task_view import TaskState
 from covenant.seal.keys import base64url
 from covenant.wire.redaction import SecretFinding
 
-BETWEEN_OFFERS: Final = Backoff(0.5, 15.0)
+OFFER_BACKOFF: Final = Backoff(0.5, 15.0)
 """Pauses between attempts to reach a peer that must be asked before a task can be offered to it."""
 LAST_RESULT_S: Final = 10.0
 """How long a provider that broke the terms has to send its result after the cancel."""
@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 class PeerRequester(Protocol):
     async def offer(
-        self, task: Task, target: Target, told: Callable[[tuple[SecretFinding, ...]], None]
+        self, task: Task, target: Target, on_findings: Callable[[tuple[SecretFinding, ...]], None]
     ) -> Delegation: ...
     def is_passing(self, delegation: Delegation, task: Task) -> bool: ...
     def follow(self, task_id: TaskId) -> AsyncIterator[Delegation]: ...
@@ -58,7 +58,7 @@ class PeerRequester(Protocol):
 
 class PeerAgent:
     def __init__(self, requester: PeerRequester, target: Target | None = None) -> None:
-        """`target`: the `peer` (empty: whichever offers it) and the `profile`, for tasks without their own."""
+        """`target`: the `peer` (empty: any that offers the profile) and the `profile`, for tasks without a target."""
         self._requester = requester
         self._target = target
 
@@ -67,7 +67,7 @@ class PeerAgent:
         if target is None or not target.profile:
             job.fail("neither the task nor the agent names a peer's profile")
             return
-        beating = asyncio.ensure_future(renew_lease(job))
+        renewal = asyncio.ensure_future(renew_lease(job))
         try:
             delegation = await self._delegate(job, target)
             question = delegation.question
@@ -85,7 +85,7 @@ class PeerAgent:
             await asyncio.shield(self._requester.withdraw(job.task.id, "canceled by the requester"))
             raise
         finally:
-            beating.cancel()
+            renewal.cancel()
 
     async def _delegate(self, job: Job, target: Target) -> Delegation:
         """Offers the task until a peer has done it, or has refused for good."""
@@ -100,7 +100,7 @@ class PeerAgent:
                 return delegation
 
     async def _offer(self, job: Job, target: Target) -> None:
-        tries, task = 0, job.task
+        attempts, task = 0, job.task
         if task.parts and job.files is not None:
             task = msgspec.structs.replace(task, parts=await job.files.portable(task.parts))
         while True:
@@ -108,15 +108,15 @@ class PeerAgent:
                 await self._requester.offer(task, target, lambda findings: _report_findings(job, findings))
                 return
             except (Unavailable, OverLimit) as later:
-                if not tries:
+                if not attempts:
                     job.add_update(
                         StatusUpdate(f"the peer cannot be reached now; the daemon tries again: {later.message}")
                     )
-                tries += 1
-                await asyncio.sleep(BETWEEN_OFFERS.pause(tries))
+                attempts += 1
+                await asyncio.sleep(OFFER_BACKOFF.pause(attempts))
 
     async def _follow(self, job: Job) -> Delegation:
-        """Follows the delegation, with an update for each change, until it ends, asks, or its provider is overdue."""
+        """Reports each change of the delegation until it ends or has a question, or its provider is overdue."""
         loop, reporter = asyncio.get_running_loop(), _StateReporter(job)
         following = cast("AsyncGenerator[Delegation, None]", self._requester.follow(job.task.id))
         delegation: Delegation | None = None
@@ -133,14 +133,14 @@ class PeerAgent:
                         await job.room()
         except TimeoutError:
             log.info("peer.result_overdue", extra=job.fields())
-        assert delegation is not None, "following tells at least how it stands"
+        assert delegation is not None, "`follow` yields the current state first"
         return delegation
 
     def _conclude(self, job: Job, delegation: Delegation) -> None:
         result = delegation.result
         job.spend(usage_amounts(delegation.usage))
         if result is not None:
-            _prove(job, delegation, result)
+            _record_evidence(job, delegation, result)
         if delegation.broken or delegation.overspent:
             _fail(job, delegation.code or "not_believed", delegation.reason or "")
         elif delegation.state is COMPLETED and result is not None:
@@ -172,13 +172,13 @@ class _StateReporter:
         text = delegation.message if delegation.message != self._message else None
         self._message = delegation.message
         if delegation.question is not None:
-            text = None  # the task asks it
+            text = None  # the task's own status has the question
         if delegation.state is LOST:
             text = f"the peer does not answer: {delegation.reason}"
-        self._job.add_update(StatusUpdate(text or "", metadata={REMOTE: note_of(delegation)}))
+        self._job.add_update(StatusUpdate(text or "", metadata={REMOTE: delegation_note(delegation)}))
 
 
-def note_of(delegation: Delegation) -> dict[str, Any]:
+def delegation_note(delegation: Delegation) -> dict[str, Any]:
     """The state of a delegation, for the updates of its task and for its tree."""
     note: dict[str, Any] = {
         "peer": delegation.peer,
@@ -194,8 +194,8 @@ def note_of(delegation: Delegation) -> dict[str, Any]:
     return note
 
 
-def _prove(job: Job, delegation: Delegation, result: DelegationResult) -> None:
-    """Keeps the proof and everything that it covers, so that anybody can check it later."""
+def _record_evidence(job: Job, delegation: Delegation, result: DelegationResult) -> None:
+    """Writes the proof and all that it covers into the task, so that anybody can check it later."""
     evidence = {
         "offer": msgspec.to_builtins(delegation.offer),
         "result": msgspec.to_builtins(msgspec.structs.replace(result, transcript=None, proof=None)),

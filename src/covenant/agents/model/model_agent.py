@@ -25,7 +25,7 @@ from pydantic_ai.models import Model
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.usage import RunUsage, UsageLimits
 
-from covenant.agents.function_agent import earlier
+from covenant.agents.function_agent import turn_history
 from covenant.agents.model.child_questions import ChildQuestionsRaised
 from covenant.agents.model.conversation import ModelConversation, RunInput
 from covenant.agents.model.pydantic_agent import (
@@ -262,7 +262,7 @@ class ModelAgent:
             job.complete(*output.close(), partial=cut_at(model.stop_reason, job))
 
     async def _talk(self, job: Job, output: TurnOutput, toolbox: Toolbox, model: BoundedModel, usage: RunUsage) -> None:
-        before = history_of(await earlier(job, context=True))
+        before = history_of(await turn_history(job, context=True))
         agent = self._agent(job, toolbox, model)
 
         async def run(run_input: RunInput) -> AgentRunResult[Any]:
@@ -284,7 +284,7 @@ class ModelAgent:
         adviser, limits = self._adviser, self._limits(job)
         assert adviser is not None
         agent, request = self._agent(job, toolbox, model), "\n".join(text_of(message.parts) for message in job.messages)
-        prompt, before = prompt_of(job), history_of(await earlier(job, context=True))
+        prompt, before = prompt_of(job), history_of(await turn_history(job, context=True))
         conversation = ModelConversation(job, output, toolbox)
         asking = AdvisorCall(job, usage, limits, partial(_report_fallback, job, output))
 

@@ -43,7 +43,7 @@ from pydantic_ai.usage import RunUsage, UsageLimits
 from pydantic_core import to_jsonable_python
 
 from covenant.agents.api import Turn
-from covenant.agents.function_agent import begin_again, earlier
+from covenant.agents.function_agent import begin_again, turn_history
 from covenant.agents.model.conversation import ModelConversation, RunInput
 from covenant.agents.retried_agent import recall_attempts
 from covenant.agents.runtime import turn_files
@@ -135,7 +135,7 @@ class PydanticAiAgent:
                 raise
 
     async def _talk(self, job: Job, output: TurnOutput, usage: RunUsage) -> AgentRunResult[Any]:
-        thread = await earlier(job, context=True)
+        thread = await turn_history(job, context=True)
         before, deps = history_of(thread), self._deps
         if inspect.isroutine(deps):
             deps = deps(Turn(job, thread, 1))

@@ -100,13 +100,13 @@ def list_remotes(known: Mapping[str, RemoteCardEntry]) -> str:
     if not known:
         return "no remote agents configured"
     lines = [f"configured remote agents ({len(known)}):"]
-    for name, kept in known.items():
-        if kept.card is None:
-            lines.append(f"  {name} (card unavailable: {plain(kept.trouble)})")
+    for name, entry in known.items():
+        if entry.card is None:
+            lines.append(f"  {name} (card unavailable: {plain(entry.error)})")
             continue
-        lines.append(f"  {name} — {plain(kept.card.description)}")
-        if kept.card.skills:
-            lines.append(f"    skills: {', '.join(plain(skill.id) for skill in kept.card.skills)}")
+        lines.append(f"  {name} — {plain(entry.card.description)}")
+        if entry.card.skills:
+            lines.append(f"    skills: {', '.join(plain(skill.id) for skill in entry.card.skills)}")
     return "\n".join(lines)
 
 

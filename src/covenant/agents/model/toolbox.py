@@ -81,7 +81,7 @@ class ToolServices:
         there = {
             "/agent": True,
             "/parallel": True,
-            "/a2a": self.directory.reaches_out,
+            "/a2a": self.directory.has_remote,
             MCP: self.mcp is not None and bool(self.mcp.tenants),
             "/fetch": self.pages is not None,
             "/search": self.search is not None,
@@ -104,7 +104,7 @@ class ToolFailed(Exception):
     """A tool failed. The message tells the model why."""
 
 
-async def ask(job: Job, name: str, what: Sendable) -> Answer:
+async def call_agent(job: Job, name: str, what: Sendable) -> Answer:
     """Calls another agent as part of this job. Waits and retries once if calls come too fast."""
     call = Call(agent=name, what=what)
     try:
@@ -116,7 +116,7 @@ async def ask(job: Job, name: str, what: Sendable) -> Answer:
         return await job.calls.one(call)
 
 
-def made_by(answer: Answer) -> list[Artifact]:
+def files_of(answer: Answer) -> list[Artifact]:
     """The files and data of an answer, without the artifacts of tool uses and sub-agents."""
     return [
         artifact
@@ -149,7 +149,7 @@ class Toolbox:
         there = services.abilities
         if not remembers:
             there -= {"/mem"}
-        if not services.directory.known(self._tenant):
+        if not services.directory.remote_cards(self._tenant):
             there -= {"/a2a"}
         if services.mcp is None or self._tenant not in services.mcp.tenants:
             there -= {MCP}
@@ -228,7 +228,7 @@ class Toolbox:
     ) -> tuple[str, bool]:
         """The tool's text, and whether the tool succeeded."""
         try:
-            if spec is not None and spec.command == "/a2a" and not self._services.directory.known(self._tenant):
+            if spec is not None and spec.command == "/a2a" and not self._services.directory.remote_cards(self._tenant):
                 raise ToolFailed("A2A unavailable in this context")
             if spec is None or spec.command not in self.commands:
                 raise ToolFailed(f"{name} is not among the tools of this agent")
@@ -252,7 +252,7 @@ class Toolbox:
     async def _call(self, name: str, message: str) -> str:
         asking = self._asking.pop(name, None)
         if asking is None:
-            answer = await ask(self._job, name, message)
+            answer = await call_agent(self._job, name, message)
         else:
             answer = await self._job.calls.answer(asking, message)
         self._output.record_answer(name, self._job.task.depth + 1, answer.text)
@@ -267,7 +267,7 @@ class Toolbox:
             return f"{name} asks: {answer.text}\n(call {name} again; your message will be the answer)"
         if not answer.ok:
             raise ToolFailed(_failure_text(answer) or f"{name} failed")
-        names = [artifact.name for artifact in made_by(answer) if artifact.name]
+        names = [artifact.name for artifact in files_of(answer) if artifact.name]
         return f"{answer.text}\n(it also made: {', '.join(map(plain, names))})" if names else answer.text
 
     def answered(self, name: str, answer: Answer) -> ChildResult:
@@ -308,14 +308,14 @@ class Toolbox:
 
     @tool("/a2a", "List the remote agents.")
     async def a2a_list(self) -> str:
-        return list_remotes(self._services.directory.known(self._tenant))
+        return list_remotes(self._services.directory.remote_cards(self._tenant))
 
     @tool("/a2a", "Show a remote agent's card.")
     async def a2a_card(self, name: Short) -> str:
-        kept = self._remote(name)
-        if kept.card is None:
-            raise ToolFailed(f"card fetch failed: {kept.trouble}")
-        return describe_card(kept.card)
+        entry = self._remote(name)
+        if entry.card is None:
+            raise ToolFailed(f"card fetch failed: {entry.error}")
+        return describe_card(entry.card)
 
     @tool("/a2a", "Send a message to a remote agent, and get its answer. It sees this text and nothing else.")
     async def a2a_call(self, name: Short, message: Words) -> str:
@@ -323,10 +323,10 @@ class Toolbox:
         return await self._call(name, message)
 
     def _remote(self, name: str) -> RemoteCardEntry:
-        kept = self._services.directory.known(self._tenant).get(name)
-        if kept is None:
+        entry = self._services.directory.remote_cards(self._tenant).get(name)
+        if entry is None:
             raise ToolFailed(f"unknown remote agent {name!r}; see /a2a list")
-        return kept
+        return entry
 
     @tool(MCP, "List the tools of the MCP servers, or of one.")
     async def mcp_tools(self, server: str | None = None) -> str:
