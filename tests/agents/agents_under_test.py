@@ -81,17 +81,17 @@ class AgentsUnderTest:
         if model is None:
             return None
         advisor = definition.advisor
-        adviser = self._adviser(advisor) if advisor is not None else None
+        model_advisor = self._advisor(advisor) if advisor is not None else None
         return ModelAgent(
             model,
             definition,
             self.services,
             remembers=remembers,
-            adviser=adviser,
+            model_advisor=model_advisor,
             fallbacks=self.fallbacks,
         )
 
-    def _adviser(self, advisor: Advisor) -> ModelAdvisor:
+    def _advisor(self, advisor: Advisor) -> ModelAdvisor:
         model, *others = (self.models[name] for name in (advisor.model, *advisor.fallback_models))
         return ModelAdvisor(model, advisor, request_s=BOUND_S, fallbacks=others)
 

@@ -63,7 +63,7 @@ class _DeferredCall(msgspec.Struct, frozen=True):
 
 
 class ModelConversation:
-    """The runs of one turn, each with its own step."""
+    """The runs of a model in one turn. Each run that ends with questions is a durable step."""
 
     def __init__(self, job: Job, output: TurnOutput, toolbox: Toolbox | None = None) -> None:
         """`toolbox` resumes tool calls that called other agents."""
@@ -120,7 +120,7 @@ class ModelConversation:
 
     async def _answer_of_children(self, call: _DeferredCall, toolbox: Toolbox) -> str:
         self._output.begin_round(self._rounds + 1)
-        found = [await ask_person(self._job, child, toolbox.answered) for child in call.children]
+        found = [await ask_person(self._job, child, toolbox.child_result) for child in call.children]
         return toolbox.resume(call.tool, call.arguments, call.told, found)
 
 

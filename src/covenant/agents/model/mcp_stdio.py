@@ -48,7 +48,7 @@ class McpFailed(Exception):
         super().__init__(message)
         self.done = done
         self.gone = gone
-        """Only the session is over: another one can be opened at once."""
+        """The server does not know the session: another session can be opened at once."""
 
 
 class McpTool(NamedTuple):
@@ -62,12 +62,12 @@ class McpSession:
         self._client = client
         self.tools = tools
         self.ended = ended
-        self.given_up = 0
+        self.timed_out = 0
         """Calls that timed out."""
 
-    async def call(self, tool: str, arguments: Mapping[str, Any], within_s: float) -> McpAnswer:
+    async def call(self, tool: str, arguments: Mapping[str, Any], timeout_s: float) -> McpAnswer:
         try:
-            result = await self._client.call_tool(tool, dict(arguments), read_timeout_seconds=within_s)
+            result = await self._client.call_tool(tool, dict(arguments), read_timeout_seconds=timeout_s)
         except MCPError as error:
             if error.code in (UNREACHED, LOST, GONE, types.CONNECTION_CLOSED):
                 self.ended.set()

@@ -61,7 +61,7 @@ class RemoteFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of a call. `state` is `completed`, or `failed`, `canceled`, `rejected`, or `input-required`."""
+    """The outcome of a call. `state`: `completed`, `failed`, `canceled`, `rejected`, or a question (`waits`)."""
 
     text: str
     """The final message, or the artifacts' text if that is the answer; or the error."""
@@ -132,7 +132,7 @@ class AgentCalls:
         self._made: dict[TaskId, str | None] = {}
         """The children of this task, each with the name of its remote agent, if it has one."""
         self._last_ms: int | None = None
-        """When a remote agent was called last."""
+        """The time of the last call of a remote agent."""
         self._charged: set[TaskId] = set()
         self._recalled: asyncio.Task[None] | None = None
 
@@ -291,7 +291,7 @@ class AgentCalls:
             return self._answered(await self._delegations.perform(delegated))
         except asyncio.CancelledError:
             if self._job.stopping is None and not self._job.over:
-                # The author does not wait for it any more. A stop of the whole job decides about its calls.
+                # Only this call was canceled. Calls of a job that stops go on, or end as orphans of its task.
                 await self._withdraw(delegated.task)
             raise
         except Refusal:

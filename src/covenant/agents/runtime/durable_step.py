@@ -76,8 +76,8 @@ def inside_step(steps: DurableSteps, name: str) -> Iterator[None]:
 
 
 def refuse_nested(steps: DurableSteps) -> None:
-    """Refuses a step or wait within a step: a wait would wait for the step's own end, and a replay skips the outer
-    step, so nobody would ask for the inner one. An agent that a step calls is in another turn."""
+    """Refuses a step or wait within a step. A wait would wait for the end of its own step; and a replay skips the outer
+    step, so the inner one would be missing. An agent that a step calls is in another turn."""
     outer = step_here(steps)
     if outer:
         raise StepError("step_nested", f"step {outer!r} contains a step or a wait; put it before or after that step")
@@ -152,7 +152,7 @@ def cancel_again() -> None:
 
 
 def perform_sync_step(steps: DurableSteps, name: str, function: Callable[[], T], ask: RunOnLoop) -> T:
-    """The same in a thread, which asks the event loop for the ledger's part. Only its turn's end can cancel it."""
+    """`perform_step` for a thread, which asks the event loop to write. Only the end of its turn cancels it."""
     step = ask(lambda: steps.begin(name))
     if step.found is not None:
         done: T = _kept(step.found)
@@ -172,7 +172,7 @@ def perform_sync_step(steps: DurableSteps, name: str, function: Callable[[], T],
 
 
 async def finish(write: Awaitable[T]) -> tuple[T, bool]:
-    """Finishes a write even if the caller is canceled; returns its result, and whether a cancel came meanwhile."""
+    """Awaits a write to its end, even if the caller is canceled. Returns its result, and whether a cancel came."""
     writing, canceled = asyncio.ensure_future(write), False
     while not writing.done():
         try:

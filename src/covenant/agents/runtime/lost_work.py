@@ -55,7 +55,7 @@ class LossPolicy(Protocol):
 
 
 def attempts_max(agent: LossPolicy) -> int:
-    """How often a turn of the agent may be begun. An agent with retries of its own has `attempts`."""
+    """The most attempts at a turn of the agent. An agent with retries of its own has `attempts`."""
     return max(ATTEMPTS_MAX, getattr(agent.agent, "attempts", ATTEMPTS_MAX))
 
 
@@ -71,7 +71,7 @@ class LostWork:
         self._unserved: set[LeaseId] = set()
 
     def check_again(self) -> None:
-        """Looks at held work again: a new or changed agent may decide about it."""
+        """Decides about held work again: a new or changed agent may have another `on_lost`."""
         self._rounds_left = 0
         self._held.clear()
         self._check_now.set()
@@ -92,7 +92,7 @@ class LostWork:
                 await asyncio.wait_for(self._check_now.wait(), LOOK_S)
 
     async def step(self) -> None:
-        """Runs one round. It costs one count, unless there may be something new."""
+        """Runs one round. It reads only a count, unless there may be new lost work."""
         count = (await self._ledger.counts()).holders_lost
         if count == self._count and self._rounds_left > 0:
             self._rounds_left -= 1
@@ -121,7 +121,7 @@ class LostWork:
         return entry is not None and entry.hold is not None and entry.hold.reason != STOPPED
 
     async def _handle(self, agent: LossPolicy | None, entry: QueueEntry, lease_id: LeaseId) -> bool:
-        """Decides about one lost lease. False if another node or an operator was faster: the next round sees that."""
+        """Decides about one lost lease. False: a node or an operator was faster; the next round checks again."""
         task_id, recipient = entry.task.id, entry.task.recipient
         on_lost: OnLost = agent.on_lost if agent is not None else "hold"
         if on_lost == "requeue" and agent is not None and not agent.follows and entry.attempt >= attempts_max(agent):

@@ -37,7 +37,7 @@ PROVIDERS: Final = {
 """Providers whose name in the conventions differs from that in pydantic-ai."""
 
 FailureCode = Callable[[Exception], str | None]
-"""Why a model failed: a code of a closed list. None: the model did not fail."""
+"""Maps an exception to the code of a model's failure; None if the model did not fail."""
 
 
 class ModelAnswer:
@@ -96,9 +96,7 @@ class ModelCalls:
         *,
         late: Callable[[], bool] = lambda: False,
     ) -> Iterator[ModelAnswer]:
-        """A context around one call of a model, from the request to the last token. `late`: whether its time is used
-        up.
-        """
+        """A context around one call of a model, from its request to its last token. `late`: its time is over."""
         answer, began_s, span = ModelAnswer(), monotonic(), None
         if self._tracer.on:
             attributes = {

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 SECONDS_MAX: Final = 10 * 366 * 86_400
 SLEEP: Final = "sleep"
 IDLE_TURNS: Final = 16
-"""Turns of the event loop. `asyncio.wait` takes three turns to go on when one of its futures is done; each level that
-awaits it takes three more."""
+"""A function that takes no action in this many turns of the event loop is idle. `asyncio.wait` takes three turns to
+return after one of its futures is done; each level that awaits it takes three more."""
 
 
 class TurnSteps:
@@ -56,7 +56,7 @@ class TurnSteps:
         self._running: set[int] = set()
         self._none_running = asyncio.Event()
         self._actions = 0
-        """Counts the function's actions: asking for a step or a wait, and ending or giving up one."""
+        """The number of the function's actions: asking for a step or a wait, and ending or giving up one."""
         self._waits: dict[int, Wait] = {}
         """The function's current waits, by the number of the step."""
         self._questions: dict[int, StatusUpdate] = {}
@@ -68,7 +68,7 @@ class TurnSteps:
 
     @property
     def interrupted(self) -> bool:
-        """Whether an attempt ended after its last durable step: nobody knows what it did then."""
+        """Whether an attempt was cut short after its last durable step: nobody knows what it did then."""
         return self._job.leased.cut and not self._written
 
     async def begin(self, name: str) -> AskedStep:
@@ -148,7 +148,7 @@ class TurnSteps:
     async def ask(self, question: Question, timeout_s: float | None, signal: str | None = None) -> dict[str, Any]:
         """Asks a person, and waits for the answer without holding a worker; returns the answer. Raises `TimeoutError`.
 
-        The answer is valid for this question: a function that asks something else in its place has been changed.
+        The answer is valid for this question only: a function that asks another question in its place was changed.
         `signal`: a signal that ends the wait as well; then the answer is empty.
         """
         if not 0 < len(question.text.strip()) <= QUESTION_CHARS_MAX:
@@ -261,7 +261,7 @@ class TurnSteps:
             self._questions.pop(wait.step, None)
 
     async def _wait_until_idle(self) -> None:
-        """Waits until no step is running, and the function does nothing more by itself.
+        """Waits until no step is running and the function takes no further action by itself.
 
         Waits that begin together are parked together. A function that has a result goes on first, and may cancel the
         other waits, or do steps.

@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 
 class PoolAgent:
-    """An agent of the pool: its identity, the object that runs it, and its free slots; also a reserved slot."""
+    """An agent of the pool: its identity, the object that runs it, and its free slots. Also one reserved slot."""
 
     agent: RunnableAgent
     concurrency: int
@@ -104,7 +104,7 @@ class PoolRegister:
 
 
 class WorkerPool:
-    """Made on the loop it works on. `run` it; `stop` it; both may be called once."""
+    """Must be made on its event loop. `run` and `stop` are called once each."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class WorkerPool:
         """Set while the pool drains or stops, when a job has ended."""
         self._background: set[asyncio.Task[None]] = set()
         self._abandoned: dict[asyncio.Task[None], Job] = {}
-        """Jobs that have ended although their agents go on, by the agent's asyncio task."""
+        """Jobs that have ended although their agents still run, by the agent's asyncio task."""
         self.delegations: Final = delegations(self) if delegations is not None else None
         calls = model_calls or ModelCalls(tracer)
         self._services = JobServices(ledger, self._loop, limits, self._done, self.delegations, tracer, files, calls)
@@ -170,11 +170,11 @@ class WorkerPool:
         follows: bool = False,
         rate_per_min: int = 0,
     ) -> None:
-        """From now on this agent does the work that is sent to this identity, `concurrency` (0: the default) at once.
+        """From now on this agent works on the tasks of this identity, at most `concurrency` at once (0: the default).
 
-        `timeout_ms` is for tasks that have none of their own; the ledger times the others. `follows`: the agent only
-        follows remote work, which goes on without it. So it begins again as often as it is lost, and a stop does not
-        wait for it. `rate_per_min`: turns that begin in a minute; the others wait in the queue.
+        `timeout_ms` is for tasks that have no timeout of their own; the ledger times the others. `follows`: the agent
+        only follows remote work, which goes on without it. So it begins again as often as it is lost, and a stop does
+        not wait for it. `rate_per_min`: turns that begin in a minute; the others wait in the queue.
         """
         if on_lost == "requeue" and not idempotent:
             raise ValueError('on_lost="requeue" needs idempotent=True: the lost work may have been done')
@@ -191,7 +191,8 @@ class WorkerPool:
             if self._register.running:
                 self._begin_taking(known)
         known.agent = agent
-        known.concurrency = known.threads.most = concurrency or self._concurrency
+        known.concurrency = concurrency or self._concurrency
+        known.threads.resize(known.concurrency)
         known.timeout_ms = timeout_ms
         known.idempotent = idempotent
         known.on_lost = on_lost
@@ -250,13 +251,13 @@ class WorkerPool:
 
     @property
     def abandoned(self) -> tuple[str, ...]:
-        """The agents of async functions that go on although their turns are over."""
-        going_on = [job for runner, job in self._abandoned.items() if not runner.done()]
-        return tuple(sorted({job.holder.display for job in going_on}))
+        """The agents of async functions that still run although their turns are over."""
+        still_running = [job for runner, job in self._abandoned.items() if not runner.done()]
+        return tuple(sorted({job.holder.display for job in still_running}))
 
     @property
     def threads_abandoned(self) -> int:
-        """Threads of plain functions that go on although their turns are over."""
+        """The number of threads of plain functions that still run although their turns are over."""
         return sum(worker.threads.abandoned for worker in self._registered.values())
 
     def _usage_metadata(self, task_id: TaskId) -> dict[str, Any] | None:
@@ -420,9 +421,9 @@ class WorkerPool:
                 await trace_queue(self._tracer, leased, self._ledger)
 
     async def _lease(self, worker: PoolAgent) -> tuple[LeasedTask, ...]:
-        """Leases as many tasks as there are slots; the caller has the tenant's first slot already."""
+        """Leases as many tasks as there are slots. The caller has acquired one of the tenant's slots already."""
         ledger, identity = self._ledger, worker.identity
-        # The caller has one of the tenant's slots, but the agent's may have been taken meanwhile.
+        # The agent's own slots may have been taken while the caller waited for the tenant's slot.
         most = 1 if worker.rate.per_min else ledger.limits.batch_max
         more = max(0, min(worker.free - 1, worker.slots.free, most - 1))
         if worker.free <= 0 or not worker.slots.try_acquire(more):
@@ -469,7 +470,7 @@ class WorkerPool:
         """Stops running jobs, waits for their end, and records what happens to their work."""
         if self._background:
             await asyncio.wait(self._background, timeout=self._stop_s)
-        stopped = [(job, at) for job, at in self._jobs.items() if job.stop()]
+        stopped = [(job, worker) for job, worker in self._jobs.items() if job.stop()]
         runners = [job.runner for job in self._jobs if job.runner is not None]
         for abandoned in self._abandoned:
             abandoned.cancel()
@@ -477,16 +478,16 @@ class WorkerPool:
         if not runners:
             return
         await asyncio.wait(runners, timeout=self._stop_s)
-        leaving = []
+        writes = []
         for job, worker in stopped:
             ended = job.runner is not None and job.runner.done()
             if not ended:
                 self._note_abandoned(job)
             # Work whose agent still runs must not begin a second time beside it.
             release = worker.idempotent and ended
-            leaving.append(job.end_lease(self._end_of_lease(job, worker, release=release)))
+            writes.append(job.end_lease(self._end_of_lease(job, worker, release=release)))
             log.info("agent.put_down", extra=job.fields(released=release))
-        left = await asyncio.gather(*leaving)
-        self.handed_back += sum(each and not worker.follows for each, (_, worker) in zip(left, stopped, strict=True))
+        written = await asyncio.gather(*writes)
+        self.handed_back += sum(ok and not worker.follows for ok, (_, worker) in zip(written, stopped, strict=True))
         for job, _ in stopped:
             self._done(job)

@@ -62,7 +62,7 @@ from covenant.seal.proofs import assert_offer, verify_proof
 from covenant.seal.tokens import Narrowing, is_token, narrow
 from covenant.wire.redaction import SecretFinding
 
-Told = Callable[[tuple[SecretFinding, ...]], None]
+OnFindings = Callable[[tuple[SecretFinding, ...]], None]
 
 TOKEN_MS: Final = 7 * 24 * 3_600_000
 """How long an offer's token may be used: long enough for an offer that waits for an unreachable peer."""

@@ -58,7 +58,7 @@ from covenant.peers.message_redaction import Redacted, outgoing, redact_aside
 from covenant.peers.peer_settings import PeerContext, PeerService
 from covenant.peers.requester.offers import (
     OfferBuilder,
-    Told,
+    OnFindings,
     cancel_message,
     check_accept,
     check_reject,
@@ -115,10 +115,10 @@ class Requester(PeerService):
 
     # Offering
 
-    async def offer(self, task: Task, target: Target, told: Told = lambda _: None) -> Delegation:
+    async def offer(self, task: Task, target: Target, on_findings: OnFindings = lambda _: None) -> Delegation:
         """Offer a task to a peer, once. Raises `Unavailable` if the peer must be asked first and does not answer.
 
-        `told` is called with the findings of secrets in the offer.
+        `on_findings` is called with the findings of secrets in the offer.
         """
         known = await self.delegation(task.id)
         if known is not None and not self.is_passing(known, task):
@@ -130,7 +130,7 @@ class Requester(PeerService):
                 await self._directory.capabilities(peer, fresh=True)
             made = await self._offers.make(task, peer, target, known.number + 1 if known is not None else 1)
             if made.findings:
-                told(made.findings)
+                on_findings(made.findings)
             return await self._begin(task, peer, target, made, known)
         except Unavailable as away:
             self.placement.pause(peer.id, task.id, away.retry_after_ms, full=False)
@@ -138,14 +138,14 @@ class Requester(PeerService):
         except (Conflict, Forbidden, NotFound) as refusal:
             if self._ledger.peer(peer.id) is None:  # it has another identity by now, and is found by the old id, too
                 self.placement.leave(peer.id, task.id)
-                return await self.offer(task, target, told)
+                return await self.offer(task, target, on_findings)
             if isinstance(refusal, Conflict):
                 self.placement.leave(peer.id, task.id)
                 raise
             self.placement.refuse(peer.id, task.id)
             if target.peer or not self.placement.has_candidates(task, target.profile or ""):
                 raise
-            return await self.offer(task, target, told)
+            return await self.offer(task, target, on_findings)
         except BaseException:
             self.placement.leave(peer.id, task.id)
             raise
