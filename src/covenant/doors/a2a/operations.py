@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from starlette.types import Scope
 
 from covenant.exchange.a2a_service import A2AExchange, A2ARequest
 from covenant.exchange.file_links import FileLinks
+from covenant.exchange.push import PushConfigs
 from covenant.exchange.tasks.reader import TaskStream
 from covenant.model.content import File
 from covenant.model.errors import Conflict
@@ -54,18 +55,11 @@ ExtendedCard = Callable[[A2ARequest, Dialect, str], bytes]
 """Makes an agent's extended card as JSON, for a request, a dialect and the daemon's base URL."""
 
 
-class PushService(Protocol):
-    """Push notifications, where they are switched on."""
-
-    async def ask(self, ask: A2ARequest, request: Any) -> Any:
-        """Creates, gets, lists or deletes, by the kind of the request."""
-
-
 @dataclass(frozen=True, slots=True)
 class A2AServices:
     exchange: A2AExchange
     extended_card: ExtendedCard | None = None
-    pushes: PushService | None = None
+    pushes: PushConfigs | None = None
     task_cache: TaskCache = field(default_factory=TaskCache)
 
 
@@ -159,7 +153,7 @@ async def _call_push_service(services: A2AServices, call: A2ACall) -> Any:
             "push_not_supported",
             "push notifications are switched off; the operator turns them on with a2a.push_notifications",
         )
-    return await services.pushes.ask(call.ask, call.request)
+    return await services.pushes.run(call.ask, call.request)
 
 
 async def _put_or_get_push(services: A2AServices, call: A2ACall) -> bytes:
