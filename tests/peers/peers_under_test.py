@@ -68,7 +68,7 @@ class PeerUnderTest(PeerServices):
             return Delegations(ledger, catalogue, pool, limits, peers=self.callee)
 
         self.workers = WorkerPool(ledger, stop_s=0.2, delegations=delegations, register=register)
-        super().__init__(context, catalogue, register.used)
+        super().__init__(context, catalogue, register.usage_of)
         self.name = name
         self.clock = clock
         self.keys = keys

@@ -166,7 +166,7 @@ class Sessions:
         if session.caller is not None:
             return self._tenancy.now(session.caller) is None
         principal = session.principal
-        return not self._identity_auth.still(principal) or not may_view(self._ledger, principal)
+        return not self._identity_auth.is_valid(principal) or not may_view(self._ledger, principal)
 
     def _end_expired(self) -> None:
         """Ends every session whose token or grant has ended, with its streams. Called when a register changes."""

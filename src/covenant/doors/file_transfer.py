@@ -142,7 +142,7 @@ class FileAccess(NamedTuple):
             return
         if principal is None or owner == UPLOAD:
             raise no_blob("")
-        if await self.files.shown_to(parse_task_id(owner), principal.viewer) != space:
+        if await self.files.space_for(parse_task_id(owner), principal.viewer) != space:
             raise no_blob("")
 
     def _tenant(self, credential: bytes | None) -> str | None:

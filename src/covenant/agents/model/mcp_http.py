@@ -88,10 +88,10 @@ class _GuardedTransport(httpx2.AsyncBaseTransport):
         except AddressRefused as refused:
             self._log(refused.detail)
             return _error(request, UNREACHED, "the address guard refuses its address")
-        refused = _refused_response(request, response)
-        if refused is not None:
+        failure = _failure_of(request, response)
+        if failure is not None:
             await response.aclose()
-            return _error(request, *refused)
+            return _error(request, *failure)
         assert isinstance(response.stream, httpx2.AsyncByteStream)
         response.stream = _Body(self._server, response.stream)
         return response
@@ -100,7 +100,7 @@ class _GuardedTransport(httpx2.AsyncBaseTransport):
         log.warning("mcp.call_failed", extra={"server": self._server, "why": why})
 
 
-def _refused_response(request: httpx2.Request, response: httpx2.Response) -> tuple[int, str] | None:
+def _failure_of(request: httpx2.Request, response: httpx2.Response) -> tuple[int, str] | None:
     """The error code and message for a response that the SDK should not read; None if it may."""
     if response.headers.get("content-encoding", "identity") != "identity":
         return LOST, "the answer is compressed although the request asked for no compression"

@@ -229,7 +229,7 @@ class AgentCalls:
         else:
             task_id = self._next_id(step, callee.name, digest_of(parts))
         until_ms = await delegations.until_ms(job.task, call.timeout_ms, job.left_ms)
-        delegated = delegations.delegated(
+        delegated = delegations.build(
             job.task, job.holder, callee, parts, task_id=task_id, until_ms=until_ms, idempotent=call.idempotent
         )
         return delegated, callee
@@ -238,12 +238,12 @@ class AgentCalls:
         limits, now_ms = self._delegations.limits, self._delegations.ledger.clock.monotonic_ms()
         if len(self._made) + len(new) > limits.children_max:
             raise CallLimit(INVOCATION_LIMIT, f"this task has made all its {limits.children_max} calls")
-        elsewhere = {task_id: callee.name for task_id, callee in new.items() if callee.elsewhere}
-        if elsewhere:
+        remote = {task_id: callee.name for task_id, callee in new.items() if callee.is_remote}
+        if remote:
             called = [name for name in self._made.values() if name is not None]
-            if len(called) + len(elsewhere) > limits.calls_max:
+            if len(called) + len(remote) > limits.calls_max:
                 raise CallLimit(INVOCATION_LIMIT, f"this task may call remote agents at most {limits.calls_max} times")
-            if len({*called, *elsewhere.values()}) > limits.agents_max:
+            if len({*called, *remote.values()}) > limits.agents_max:
                 raise CallLimit(
                     UNIQUE_AGENT_LIMIT, f"this task may call at most {limits.agents_max} different remote agents"
                 )
@@ -259,7 +259,7 @@ class AgentCalls:
             if paced:
                 self._last_ms = now_ms
         for task_id, callee in new.items():
-            self._made[task_id] = elsewhere.get(task_id)
+            self._made[task_id] = remote.get(task_id)
             if why := self._delegations.absence(callee):
                 self._job.add_update(StatusUpdate(f"a call waits: {why}"))
 
@@ -275,7 +275,7 @@ class AgentCalls:
                 continue
             if job.leased.turn > 1 and child.result_status is not None:
                 self._charged.add(child.task_id)  # charged by an earlier turn, whose usage still counts
-            name = _elsewhere(child.task)
+            name = _remote_name(child.task)
             self._made[child.task_id] = name
             if job.spending.budget is not None and child.result_status is None:
                 target = target_of(child.task)
@@ -364,7 +364,7 @@ def _remote_failure(result: Result | None) -> RemoteFailure | None:
     return msgspec.convert(found, RemoteFailure) if found is not None else None
 
 
-def _elsewhere(task: Task) -> str | None:
+def _remote_name(task: Task) -> str | None:
     """The callee's name, as `Callee.name` has it; None for a local one."""
     target = target_of(task)
     return None if target is None else task.recipient.pubkey + target.label

@@ -195,7 +195,7 @@ class RecordWriter:
         account, task_id, kept = account_of(self.task), self.task.id, list(advance.updates)
         try:
             for at, update in enumerate(kept):
-                if not isinstance(update, StepUpdate) and files.concerns(update.parts):
+                if not isinstance(update, StepUpdate) and files.may_store(update.parts):
                     parts = await files.store(update.parts, account, task_id)
                     kept[at] = msgspec.structs.replace(update, parts=parts)
             result = advance.result
@@ -256,7 +256,7 @@ class JobBuffer(RecordWriter):
         if size is None:
             if update.parts or isinstance(update, ArtifactUpdate):  # most updates of a state have nothing to name
                 update = named_safely(update)
-                if self.files is not None and self.files.concerns(update.parts):
+                if self.files is not None and self.files.may_store(update.parts):
                     self._large = True
             size = len(_encode(update))
         self._updates += 1

@@ -187,7 +187,7 @@ class Admission:
             return body
         if not admitted.caller.anonymous:
             body = await read_body(admitted.scope, receive, bytes_max)
-            self.tenants.tenancy.check_still(admitted.caller)
+            self.tenants.tenancy.check_valid(admitted.caller)
             return body
         with self.pool.lease(client_address(admitted.scope)) as take:
             return await self.pool.read(admitted.scope, receive, bytes_max, take)

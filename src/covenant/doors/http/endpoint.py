@@ -137,8 +137,8 @@ class OperationEndpoint(Endpoint, Generic[R]):
             found = send.take_whole_body(self._body_bytes_max) if isinstance(send, HttpExchange) else None
             body = await read_body(scope, receive, self._body_bytes_max) if found is None else found
             if found is None and caller.tenant is not None:
-                self._services.tenancy.check_still(caller)
-            elif found is None and not self._identity_auth.still(caller):
+                self._services.tenancy.check_valid(caller)
+            elif found is None and not self._identity_auth.is_valid(caller):
                 raise await audit_refused_caller(self._identity_auth, scope, credential, self._services.tenancy)
         request = self._request(scope, body)
         if request.ids and has_short_id(request):
@@ -241,7 +241,7 @@ class TenantEndpoint(Endpoint):
             found = send.take_whole_body(self._body_bytes_max) if isinstance(send, HttpExchange) else None
             body = await read_body(scope, receive, self._body_bytes_max) if found is None else found
             if found is None:
-                self._auth.tenancy.check_still(caller)
+                self._auth.tenancy.check_valid(caller)
             request = TenantCall(caller, scope, body)
             if not self._streams:
                 status, answer = await self._run(request)
