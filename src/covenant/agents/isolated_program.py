@@ -41,7 +41,7 @@ from covenant.model.errors import Unavailable
 from covenant.model.ids import AgentId
 from covenant.model.question import Question
 from covenant.model.task import Task
-from covenant.model.task_event import Interruption, MessageUpdate, StatusUpdate, StepFailure
+from covenant.model.task_event import PROGRESS, Interruption, MessageUpdate, StatusUpdate, StepFailure
 from covenant.model.task_view import first_message
 from covenant.outbound.remote.remote_task import Sendable, parts_of
 
@@ -241,7 +241,7 @@ class _Turn:
         self._output.write(type="artifact", part=content)
 
     def write_status(self, update: StatusUpdate) -> None:
-        self._output.write(type="status", text=update.text)
+        self._output.write(type="status", text=update.text, progress=(update.metadata or {}).get(PROGRESS))
 
     def close(self) -> tuple[Content, ...]:
         return ()

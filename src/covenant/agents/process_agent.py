@@ -6,7 +6,7 @@ JSON object with a `type`:
 
     assistant          a message, streamed: `text`, or `content`, or `message.content`, as a string or as blocks of text
     artifact           `name`, and one of `text`, `data` (base64), `url`, `value`; perhaps `media_type`; or `part`
-    status             `text`: a report of progress
+    status             `text`: a report of progress, perhaps `progress`: the share that is done, from 0 to 1
     log                `text`, perhaps `level` (info, warning, error): a line for the log of the task
     usage              `usage`: the amounts used since the last such line, by name
     result             the turn is done: perhaps `text`, `usage`, `status` "ok" or "partial"; "error" fails it
@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from covenant.agents.api import BaseTurn
 from covenant.agents.function_agent import turn_history
 from covenant.agents.runtime import turn_files
 from covenant.agents.runtime.job import Job
@@ -58,7 +59,7 @@ LINGER_S: Final = 0.25
 LOOK_S: Final = 0.1
 NOT_STARTED: Final = "the agent could not be started"
 APPROVAL: Final = "the agent asks for approval"
-_NAMES: Final = {"artifact": "an artifact", "call": "a call", "reply": "a reply"}
+_NAMES: Final = {"artifact": "an artifact", "call": "a call", "reply": "a reply", "status": "a status"}
 
 log = logging.getLogger(__name__)
 _encode = msgspec.json.Encoder().encode
@@ -270,7 +271,7 @@ class ProgramOutput:
             case "artifact":
                 output.write_content(_content(event))
             case "status":
-                output.write_status(StatusUpdate(_text_of(event)))
+                output.write_status(BaseTurn.status(_text_of(event), progress=event.get("progress")))
             case "log":
                 level = LEVELS.get(str(event.get("level", "info")).lower(), logging.INFO)
                 log_line(job, _text_of(event)[:LOGGED_LENGTH_MAX], level, stream=_stream(event))
