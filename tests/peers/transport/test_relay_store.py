@@ -147,6 +147,24 @@ async def test_what_is_over_goes_and_what_was_cut_off_is_nothing(tmp_path: Path,
     assert not list(place.glob("*.envelope"))
 
 
+async def test_an_envelope_whose_file_cannot_be_deleted_ends_neither_the_sweep_nor_a_fetch(
+    tmp_path: Path, clock: Clock
+) -> None:
+    store = opened(tmp_path, clock)
+    for name in (1, 2, 3):
+        await put(store, BEN, ANN, name)
+    folder = tmp_path / "relay" / BEN
+    first, second, third = sorted(folder.iterdir())
+    for file in (first, second):
+        file.unlink()
+        file.mkdir()
+    await store.drop(BEN, [f"{1:032x}"])
+    clock.now_ms += 1_001 + SKEW_MS
+    await store.sweep(lambda _: True)
+    assert await names(store, BEN) == []
+    assert not third.exists()
+
+
 async def test_nothing_stays_of_one_that_is_not_relayed_to_any_more(tmp_path: Path, clock: Clock) -> None:
     store = opened(tmp_path, clock)
     await put(store, BEN, ANN, 1)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -143,11 +142,10 @@ class Discovery:
         self._life = asyncio.create_task(self._live(), name="peers.discovery")
 
     async def stop(self) -> None:
-        for task in (self._scanning, self._life):
-            if task is not None:
-                task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
+        tasks = [task for task in (self._scanning, self._life) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def candidates(self) -> tuple[Candidate, ...]:
         return self._candidates.listed(self._monotonic_ms(), self._known())

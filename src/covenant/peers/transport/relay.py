@@ -312,5 +312,9 @@ def _size(kept: Iterable[StoredEnvelope]) -> int:
 
 
 def _unlink(place: Path, gone: Iterable[StoredEnvelope]) -> None:
+    """A file that cannot be deleted must not stop the relay. The next start finds it, and tries again."""
     for kept in gone:
-        (place / kept.file_name).unlink(missing_ok=True)
+        try:
+            (place / kept.file_name).unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("relay.not_deleted", extra={"file": kept.file_name, "reason": str(error)})
