@@ -4,8 +4,9 @@ Only http and https are called, on ports that speak it. A name is looked up once
 that it leads to is checked: if one is not public, the name is refused, unless the operator allows it. The caller
 connects to the addresses returned and never looks the name up again, so nothing changes between check and call.
 
-`check` refuses a URL early. It is no permission: `vet` checks again for every connection (`guarded_transport`). To the
-caller all refused and unknown hosts look alike; `AddressRefused.detail` and the log tell the operator which it was.
+The result of `vet` is good for one connection of `guarded_transport`, and that of `check` for one channel of
+`grpc_transport`. To the caller all refused and unknown hosts look alike; `AddressRefused.detail` and the log tell the
+operator which it was.
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ class Fetcher:
     ) -> Fetched:
         """Fetches the whole answer, or raises.
 
-        `total_ms` raises the time limit for a slow other side, also for one pause.
+        `total_ms` replaces the time limit of the settings. A pause in the answer may then take as long, too.
         """
         bytes_max, idle_ms = self._limits.body_bytes_max, max(self._limits.idle_ms, total_ms or 0)
         call = self._begin(method, url, headers or {}, COMPRESSED, content)

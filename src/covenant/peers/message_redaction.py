@@ -1,9 +1,9 @@
-"""Messages to a peer, searched for secrets before they leave: offers, rejects, status reports, cancels and results.
+"""Messages to a peer, searched for secrets before they leave: offers, rejects, reports, answers, cancels and results.
 
 Only texts and values are searched; ids, numbers and signatures are not changed. A text is searched as a whole and cut
 to its limit afterwards, since half a secret is not recognised. Signatures are made after redaction. Findings are
-reported by path and kind, never by value. In the mode `block` an offer with a secret is refused; a report, a cancel and
-a reject lose their texts; and a result says only that it was held back.
+reported by path and kind, never by value. In the mode `block` an offer or an answer with a secret is refused; a report,
+a cancel and a reject lose their texts; and a result says only that it was held back.
 """
 
 from __future__ import annotations
@@ -95,7 +95,10 @@ async def redact_aside(message: D, mode: Redaction, key: DelegationKey | None = 
 
 
 def redact(message: D, mode: Redaction) -> Redacted[D]:
-    """A result comes without its transcript, which `redact_transcript` clears. Raises if an offer must not be sent."""
+    """Raises if the message must not be sent.
+
+    A result comes without its transcript, which `redact_transcript` searches.
+    """
     limits = TEXTS[type(message)]
     words = {name: getattr(message, name) for name in limits}
     if isinstance(message, DelegationOffer | DelegationResult | StatusReport | DelegationInput):

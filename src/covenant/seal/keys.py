@@ -39,7 +39,7 @@ TENANT_TOKEN_PREFIX_LENGTH: Final = len(TENANT_TOKEN) + TOKEN_PREFIX_LENGTH
 _DERIVED: Final = b"covenant.identity.v1\n"
 _SECRET: Final = b"covenant.secret.v1\n"
 BAD_CURSOR: Final = "!"
-"""No ledger has such a place."""
+"""A cursor that no ledger gives out."""
 ALGORITHM: Final = "Ed25519"
 PREFIX: Final = "covenant-"
 # A key of small order has a signature that is valid for every message, so that its owner could later claim that any
@@ -124,7 +124,7 @@ def nonce() -> str:
 
 
 class CursorSeal:
-    """Seals the cursor of a page for its reader, whom it must tell nothing: a place in the ledger counts all tasks.
+    """Seals the cursor of a page for its reader. A plain cursor would show the reader how many tasks others have.
 
     AES-SIV: the same cursor is sealed the same each time, and needs no nonce.
     """

@@ -6,8 +6,9 @@ signs the next block, so a holder adds conditions without a secret of the provid
 of the last key, or with a seal made by it: without either, nobody could tell whether blocks were cut off at the end.
 
 A block has conditions and nothing else. They are the fields of `_Block`, read by fixed rules: there is no language to
-interpret, and checking the longest token costs `BLOCKS_MAX + 1` signatures. A block is signed as a document of its own
-kind, together with the signature before it, so it is valid at one place of one token.
+interpret. Checking the longest token costs `BLOCKS_MAX + 2` signatures: those of its blocks, of a certificate and of
+the seal. A block is signed as a document of its own kind, together with the signature before it, so it is valid at one
+place of one token.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@
 | `traceparent`, `tracestate` | the same | the same               | as W3C has them                                  |
 
 Where both are given and differ, the stricter value counts: the greater depth, the longer chain, the earlier deadline.
+Of two traces the one in the headers counts.
 An unreadable value counts as absent, except that an unreadable depth counts as the greatest one.
 """
 

@@ -1,4 +1,4 @@
-"""Decodes JSON and query strings by type. Invalid input raises a refusal that names the place, and nothing else.
+"""Decodes JSON and query strings by type. Invalid input raises a refusal that names the place, and no other exception.
 
 Unknown fields are ignored, unless `check_fields` looks for them. Depth is bounded well below the interpreter's
 recursion limit, so that every accepted value can also be journaled, archived and sent again, from any depth of calls.

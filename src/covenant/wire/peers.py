@@ -140,7 +140,7 @@ class Introduction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class Ack(msgspec.Struct, frozen=True, gc=False, kw_only=True, rename="camel"):
-    """All messages about this offer up to `number` were received. `role` is the role of their sender."""
+    """All messages about this offer up to number `seq` were received. `role` is the role of their sender."""
 
     role: DelegationRole
     offer_id: Uuid

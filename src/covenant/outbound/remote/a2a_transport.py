@@ -32,7 +32,7 @@ ERROR_BYTES_MAX: Final = 64 * 1024
 IDLE_MS: Final = 60_000
 """A stream that is silent for this long counts as broken, and is resumed."""
 QUIET_S: Final = 60.0
-"""A stream that lives for this long without an event is told to be quiet, again and again."""
+"""After this long without an event, a stream that still lives is reported as quiet (None), and so on."""
 
 T = TypeVar("T")
 Numbered = tuple[str | None, RemoteEvent]

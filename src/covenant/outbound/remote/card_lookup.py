@@ -1,11 +1,12 @@
 """Finds an agent's card from the card's own address, the agent's, or its host's.
 
-| what was given           | where is looked, until there is a card                                              |
+| given address            | places, in this order, until one has a card                                         |
 |--------------------------|-------------------------------------------------------------------------------------|
 | `https://h/x/card.json`  | there                                                                               |
 | `https://h`, `https://h/`| `/.well-known/agent-card.json`, `/agent-card.json`                                  |
 | `https://h/a/agent`      | `/a/agent/agent-card.json`, `/a/agent/.well-known/agent-card.json`, and the host's  |
-|                          | `/.well-known/agent-card.json`, if that names the address given: others are there   |
+|                          | `/.well-known/agent-card.json`, if that card names the given address: the host may  |
+|                          | have other agents                                                                   |
 """
 
 from __future__ import annotations

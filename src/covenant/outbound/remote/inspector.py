@@ -1,9 +1,8 @@
-"""Inspecting an agent: one A2A request, as an operator wrote it, with every frame and its breaches of the
+"""Inspecting an agent: sends one A2A request, as an operator wrote it, and shows every frame and its breaches of the
 specification.
 
-The request goes over the client's own transports, through the fetcher that it is given, and nothing is repeated: the
-operator sees exactly the agent's answer. Everything is bounded: the time, the frames, the bytes of each answer and of
-all.
+The request goes over the transports of `remote_client`, and nothing is repeated: the operator sees exactly the agent's
+answer. Everything is bounded: the time, the frames, the bytes of each answer and of all answers together.
 """
 
 from __future__ import annotations
@@ -289,7 +288,7 @@ class _Inspected:
 
 
 class Inspector:
-    """Inspects one agent at a time for each of a few operators."""
+    """At most `INSPECTIONS_MAX` inspections run at once."""
 
     def __init__(self, fetcher: Fetcher, limits: OutboundSettings, now_ms: Callable[[], int]) -> None:
         self._fetcher = fetcher

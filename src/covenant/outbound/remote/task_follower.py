@@ -62,7 +62,7 @@ class TaskFollower:
     """`events` may be read once. A caller that leaves it early uses `cancel` if the remote is to stop."""
 
     def __init__(self, transports: Callable[[], Iterator[A2ATransport]], outgoing: OutgoingMessage) -> None:
-        """`lines`: the transports to the remote, the best first."""
+        """`transports` gives the transports to the remote, the best first."""
         self.known = RemoteTaskView()
         self.transport: A2ATransport | None = None
         self.canceled: bool | None = None

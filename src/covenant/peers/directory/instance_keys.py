@@ -6,7 +6,8 @@ was sealed to it can arrive any more.
 For peers that know certificates, a purpose key signs; for all others the identity key does. A purpose key is replaced
 each month, or when an operator says so. Its certificate goes with each signature, so nobody has to remember old keys.
 
-`rotate` may be called from a thread, since it writes to disk; everything else must be used on the event loop.
+`rotate`, `replace_purpose_keys` and `renew_void` may be called from a thread, since they write to disk. Everything else
+must be used on the event loop.
 """
 
 from __future__ import annotations

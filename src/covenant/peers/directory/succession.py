@@ -2,11 +2,11 @@
 
 A peer has another identity as soon as it shows changes that lead there from the one that we know, each signed by
 both keys. An old key's signature is believed inside an envelope under the present key; an envelope under an old key
-is not.
-A chain that begins with a replaced key is refused, and the audit notes it.
+is not. A chain that leads from a replaced key to another successor than the known one is refused, and the audit notes
+it.
 
-Anybody may show us a chain, since its signatures prove it. A chain that begins with no known peer is refused before
-any signature is checked.
+Anybody may show us a chain, since its signatures prove it. A chain without a known peer is refused before any signature
+is checked.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Succession(PeerService):
         return Received(status="accepted", duplicate=before is not None)
 
     async def follow(self, shown: Introduction) -> Peer | None:
-        """The peer under its new identity; None if the chain does not begin with a peer that we know.
+        """The peer under its new identity; None if the chain has no known peer, or does not hold.
 
         Raises Conflict if the new identity is known as another peer, or was given up before.
         """

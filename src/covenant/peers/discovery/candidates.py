@@ -49,7 +49,7 @@ class CandidateConflict(enum.StrEnum):
 
 WORDS: Final[Mapping[CandidateConflict, str]] = {
     CandidateConflict.FINGERPRINT_MISMATCH: "no key with this id has this fingerprint",
-    CandidateConflict.CLAIMS_OUR_ID: "this is our own id, and not we announce it",
+    CandidateConflict.CLAIMS_OUR_ID: "this is our own id, and another instance announces it",
     CandidateConflict.PEER_ELSEWHERE: "a peer has this id, at another address, where it stays",
     CandidateConflict.IDENTITY_CHANGED: "a peer with another id has this address, and keeps its keys and its trust",
     CandidateConflict.ID_CLAIMED_TWICE: "this id is announced at several addresses; ask each for its keys",

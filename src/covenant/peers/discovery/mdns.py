@@ -253,8 +253,8 @@ class _Moved(Exception):
 
 
 class _ServiceQueue:
-    """Services whose address is known, and services that must still be asked. Bounded, so that a flood of names that
-    lead nowhere keeps no real service out.
+    """Services that have answered, and services that must still be asked. Both are bounded, each by itself: a flood of
+    names that lead nowhere does not displace a service that has answered.
     """
 
     def __init__(self) -> None:

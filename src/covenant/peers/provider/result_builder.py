@@ -1,11 +1,12 @@
 """Building the result of a delegation from its finished task: transcript, redaction, size limit and proof.
 
 Secrets are removed first, and the proof is signed over what is sent. A result must fit into one envelope. If it does
-not, the transcript is left out (its root stays in the proof), then parts from the end, and the result says so.
+not, the transcript is left out; its root stays in the proof. Then parts are left out from the end, which the result
+says.
 
-In the transcript the role `user` has the request, `assistant` the agent's output, and `tool` its tool calls. An
-artifact is one line, at the place of its first chunk. Content other than text is shown by its kind and the hash of its
-bytes.
+In the transcript the role `user` has the request, `assistant` the agent's output, `tool` its tool calls and the answers
+of other agents, and `system` the number of lines that were left out. An artifact is one line, at the place of its first
+chunk. Content other than text is shown by its kind and the hash of its bytes.
 """
 
 from __future__ import annotations
@@ -225,7 +226,7 @@ def build_result(work: FinishedWork, key: PurposeKey, settings: PeerSettings, no
         proven = signed(result)
     except Uncanonical:
         # The parts hold a number that the canonical form cannot have. The requester would refuse it, too.
-        why = result.error or "its parts were left out: its parts hold numbers that cannot be signed"
+        why = result.error or "its parts were left out, since they hold numbers that cannot be signed"
         proven = signed(replace(result, parts=(), error=why, error_code=LEFT_OUT))
     whole = replace(proven, transcript=lines.message) if settings.transcripts == "full" and not held_back else proven
     body = wire.encode(whole)

@@ -5,7 +5,7 @@ delegated within the terms of that peer: no more tokens, no greater depth. `via`
 done for, so that it never goes in a circle.
 
 An accept must be within the offer, a status report and a result within the agreed terms, and a result must be proven.
-If a reply is not, the delegation records what was wrong, and is canceled.
+If a reply is not, the delegation records what was wrong. An accept or a report then cancels it, and a result fails it.
 """
 
 from __future__ import annotations

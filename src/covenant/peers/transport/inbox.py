@@ -1,11 +1,12 @@
 """The inbox: each sealed envelope is checked, opened, and handled exactly once.
 
 The checks run in this order: size, signature, sender, recipient and time; then replay and the sender's message rate.
-Only then is the envelope opened (a large one in a thread) and acted on. Each handler commits one `ReceiveFromPeer`, so
-an envelope and its effects are one record. Each refusal is audited; `peer_refusal` is the answer for the sender.
+Only then is the envelope opened (a large one in a thread) and acted on. The handler of a delegation message commits one
+`ReceiveFromPeer`, so the envelope and its effects are one record. Each refusal is audited; `peer_refusal` is the answer
+for the sender.
 
-An unverified peer may query capabilities, answer a challenge, poll, and end delegations that it began while it was
-trusted. Its offers are rejected with a message of the protocol.
+An unverified peer may query capabilities, answer a challenge, poll, and send messages about delegations that began
+while it was verified. Its offers are rejected with a message of the protocol.
 """
 
 from __future__ import annotations

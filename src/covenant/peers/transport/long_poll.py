@@ -4,8 +4,9 @@
 until a later poll acknowledges it, so a lost answer costs nothing. Messages of one delegation keep their order, and
 only one poll of a peer waits at a time: a new poll ends the one before.
 
-`PollClient` polls the peers that the setting `peers.poll` names, and acknowledges the processed messages with its next
-poll. A capability query that arrives this way is answered at once, to the peer's address.
+`PollClient` polls our relay, and the peers that the setting `peers.poll` names. It acknowledges the processed messages
+of a peer with its next poll, and those that came through the relay in an envelope to their sender. A capability query
+that arrives this way is answered at once, to the peer's address.
 """
 
 from __future__ import annotations

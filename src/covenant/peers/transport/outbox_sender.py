@@ -1,13 +1,14 @@
 """The outbox sender: messages to peers are delivered at least once, and in order within each delegation.
 
-A message is sent only after the peer has acknowledged the one before it. Deliveries are recorded soon afterwards; after
-a crash in between a message is sent again, and the peer recognises it by its number. A failed delivery is retried with
-growing pauses, without end: only the peer, or an operator who removes the peer, drops a message. Peers do not wait for
-each other, and a delegation that is refused does not hold up another one.
+A message is sent only after the peer has acknowledged the one before it, or a relay keeps that one. Deliveries are
+recorded soon afterwards; after a crash in between a message is sent again, and the peer recognises it by its number. A
+failed delivery is retried with growing pauses, without end: a message leaves the outbox only when the peer acknowledges
+it, a newer status replaces it, its offer is withdrawn, or an operator removes the peer. Peers do not wait for each
+other, and a delegation that is refused does not hold up another one.
 
-A peer that cannot be reached costs one try at a time. The next try comes at once when the peer sends a message, has
+A peer that cannot be reached costs one try at a time. The next try comes sooner when the peer sends a message, has
 another address, or gets a new message. Delegations take turns then, since a proxy may refuse the first message alone. A
-peer without an address is sent nothing: it polls.
+peer without an address is sent nothing, unless we have a relay: it polls.
 """
 
 from __future__ import annotations

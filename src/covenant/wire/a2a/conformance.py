@@ -2,7 +2,7 @@
 
 `FrameChecks` does so for the frames of one call, as they were on the wire. It passes over a frame that was cut.
 
-`FORMS` has, for each dialect, the members that the specification requires of every object. A finding is named after the
+`FORMS` has, for each dialect, the members of every object and which of them are required. A finding is named after the
 object and member that it is about (`Task.status`), or after the broken rule (`RULES`). An unknown member is no finding,
 since the specification does not forbid it.
 """

@@ -1,4 +1,6 @@
-"""Parts and messages of A2A 1.0 (text, raw bytes, a URL or data, with media type and file name), and content.
+"""Parts and messages of A2A 1.0, converted to and from content.
+
+A part is a text, raw bytes, a URL or data, with a media type and a file name.
 
 Fields that only MCP's blocks have travel in the part's metadata under `covenant.mcp`, in every dialect.
 """
