@@ -400,7 +400,7 @@ async def listening(
     """It takes envelopes at its port, which stays the same when it listens again. `alter`: by somebody on the way."""
 
     def introduce() -> Introduction:
-        return alter(at.directory.introduction("house"))
+        return alter(at.keyring.introduction(at.clock(), "house"))
 
     async with serving(
         sealed_routes(at.inbox, introduce, Meter(), stranger_pool()),

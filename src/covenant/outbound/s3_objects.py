@@ -185,13 +185,8 @@ class S3Objects:
         query_string = "&".join(f"{name}={quote(value, safe='-_.~')}" for name, value in sorted(query.items()))
         url = f"{path}?{query_string}" if query_string else path
         sha256 = hashlib.sha256(body).hexdigest() if body else NO_BODY
-        signed = signed_headers(
-            *(method, url, headers, sha256),
-            credentials=self._credentials,
-            region=self._region,
-            at_s=self._clock_s(),
-        )
-        return url, signed
+        credentials, region, at_s = self._credentials, self._region, self._clock_s()
+        return url, signed_headers(method, url, headers, sha256, credentials=credentials, region=region, at_s=at_s)
 
 
 class ObjectWriter:

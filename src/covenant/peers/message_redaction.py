@@ -119,7 +119,11 @@ def _with_texts(message: D, clean: dict[str, Any], limits: dict[str, int]) -> D:
         len(clean[name] or "") > most for name, most in limits.items()
     ):
         raise TooLarge("offer_too_large", "the message to the peer is too long, perhaps because secrets were replaced")
-    return replace(message, **{name: clean[name] and clean[name][:most] for name, most in limits.items()})
+    return replace(message, **_cut(clean, limits))
+
+
+def _cut(texts: dict[str, Any], limits: dict[str, int]) -> dict[str, Any]:
+    return {name: texts[name] and texts[name][:most] for name, most in limits.items()}
 
 
 def _held_back(message: D, found: redaction.Redaction) -> D:
@@ -147,10 +151,7 @@ def redact_transcript(
     found = redaction.redact(words, "warn" if mode == "warn" else "redact")
     if found.value is words:
         return Redacted(transcript, found.findings)
-    lines = (
-        replace(line, **{name: clean[name] and clean[name][:most] for name, most in limits.items()})
-        for line, clean in zip(transcript, found.value, strict=True)
-    )
+    lines = (replace(line, **_cut(clean, limits)) for line, clean in zip(transcript, found.value, strict=True))
     return Redacted(tuple(lines), found.findings)
 
 

@@ -12,9 +12,7 @@ from typing import Any, Final, NamedTuple
 from covenant.exchange.catalogue import Catalogue
 from covenant.model.errors import Conflict, CovenantError, Refusal
 from covenant.model.ids import TaskId
-from covenant.model.peers.delegation import (
-    Peer,
-)
+from covenant.model.peers.delegation import Peer
 from covenant.model.peers.instance import InstanceId, Trust
 from covenant.model.rate_limits import Backoff
 from covenant.peers.directory.peer_directory import PeerDirectory, read_peer_entry

@@ -27,12 +27,7 @@ from covenant.model.peers.delegation_messages import (
 )
 from covenant.model.peers.instance import InstanceId
 from covenant.seal.identity import SKEW_MS, bundle_holds, instance_id, is_key_of, unsigned
-from covenant.seal.keys import (
-    Uncanonical,
-    base64url,
-    canonical,
-    digest,
-)
+from covenant.seal.keys import Uncanonical, base64url, canonical, digest
 from covenant.seal.purpose_keys import PurposeKey, signed_by_instance, signer_of
 
 _OFFER: Final = "offer"

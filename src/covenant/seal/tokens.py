@@ -25,7 +25,6 @@ from covenant.model.ids import PublicKey
 from covenant.model.peers.instance import WHOLE_MAX, Instance, InstanceId, Key, Signature, Whole
 from covenant.seal.identity import instance_id
 from covenant.seal.keys import (
-    Uncanonical,
     base64url,
     canonical,
     digest,
@@ -212,7 +211,7 @@ def _read(token: str, provider_key: PublicKey, *, at_ms: int | None = None, void
         data = from_base64url(token.removeprefix(TOKEN_START))
         chain = _DECODER.decode(data)
         canonical_data = canonical(msgspec.to_builtins(chain))
-    except (ValueError, Uncanonical):
+    except ValueError:
         raise Invalid("token_malformed", "not a token") from None
     # One text for each token: a repeated field, another order or a written default would be another text.
     if data != canonical_data or (chain.secret is None) == (chain.seal is None):

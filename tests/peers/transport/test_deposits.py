@@ -273,7 +273,7 @@ async def test_a_stranger_that_writes_much_keeps_nobody_from_being_followed_to_a
         transport_under_test(tmp_path / "mallory") as mallory,
         transport_under_test(tmp_path / "carl", settings=replace(QUICK, relay=f"relay={relay.url()}")) as carl,
     ):
-        shown = encode(alice.directory.introduction(""))
+        shown = encode(alice.keyring.introduction(alice.clock()))
         await carl.knows(before, url=None)
         for _ in range(50):
             assert not await carl.inbox.follows(mallory.sealed(cancel(1), carl, seq=1))

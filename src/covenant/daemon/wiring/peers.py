@@ -141,7 +141,7 @@ class Peers:
         return sealed_routes(self._services.inbox, self._introduction, self._base.telemetry.meter, pool)
 
     def _introduction(self) -> Introduction:
-        return self._services.directory.introduction(self.admin.name)
+        return self._keys.introduction(self._base.storage.ledger.now_ms(), self.admin.name)
 
     async def run(self) -> None:
         await self._discovery.start()

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from itertools import accumulate
 from typing import Final, NamedTuple
 
@@ -51,13 +50,14 @@ from covenant.peers.transport.peer_client import (
     PeerResponse,
     PeerUnavailable,
     call_failed,
+    refusal_code,
     required,
 )
 from covenant.seal.envelope import Code, EnvelopeRefused, Header, check, envelope_record, open_checked, replayed
 from covenant.seal.proofs import capabilities_hold, new_challenge, sign_capabilities
 from covenant.seal.purpose_keys import PurposeKey
 from covenant.seal.tokens import Narrowing, issue, token_ids
-from covenant.wire.peers import RECEIVE_PATH, decode, decode_received, decode_refused, encode, type_of
+from covenant.wire.peers import RECEIVE_PATH, decode, decode_received, encode, type_of
 
 log = logging.getLogger(__name__)
 
@@ -216,9 +216,9 @@ class Handshake(PeerService):
     async def _ask(self, peer: Peer) -> Peer:
         asked = await self._challenge(peer)
         response = await self._post(asked, await self._prekey_for(asked))
-        if _code(response) in OTHER_KEYS:
+        if refusal_code(response) in OTHER_KEYS:
             response = await self._post(asked, await self._prekey_for(asked, fresh=True))
-        if _code(response) == Code.KEY_VOID and await self._renew_void_keys():
+        if refusal_code(response) == Code.KEY_VOID and await self._renew_void_keys():
             response = await self._post(asked, await self._prekey_for(asked))
         if response.status != 200:
             raise _declined(asked, response, self._keyring.id)
@@ -235,6 +235,13 @@ class Handshake(PeerService):
 
     async def _answer_by_relay(self, peer: Peer) -> Peer:
         """Waits for the answer of a peer that finds our question at the relay. It comes like any message."""
+        try:
+            return await self._wait_for_answer(peer)
+        except TimeoutError:
+            why = f"{peer.name} has not fetched our question from the relay, or has not answered it yet"
+            raise PeerUnavailable("not_fetched", f"{why}; try again") from None
+
+    async def _wait_for_answer(self, peer: Peer) -> Peer:
         answered = self._answered[peer.id] = asyncio.Event()
         try:
             async with asyncio.timeout(FETCHED_S):
@@ -242,9 +249,6 @@ class Handshake(PeerService):
                 while self._known(peer.id).challenge is not None:
                     answered.clear()
                     await wait_at_most(answered, LOOK_AGAIN_S)
-        except TimeoutError:
-            why = f"{peer.name} has not fetched our question from the relay, or has not answered it yet"
-            raise PeerUnavailable("not_fetched", f"{why}; try again") from None
         finally:
             del self._answered[peer.id]
         return self._known(peer.id)
@@ -391,21 +395,13 @@ class Handshake(PeerService):
         return self._query(known)
 
     async def _ask_when_it_fetches(self, peer: Peer) -> Peer:
-        answered = self._answered[peer.id] = asyncio.Event()
+        await self.challenge(peer)
         try:
-            await self.challenge(peer)
-            async with asyncio.timeout(FETCHED_S):
-                # The answer may come to another daemon of this instance.
-                while self._known(peer.id).challenge is not None:
-                    answered.clear()
-                    await wait_at_most(answered, LOOK_AGAIN_S)
+            return await self._wait_for_answer(peer)
         except TimeoutError:
             raise Unavailable(
                 "not_fetched", f"{peer.name} has no address, and has not fetched our question yet; try again"
             ) from None
-        finally:
-            del self._answered[peer.id]
-        return self._known(peer.id)
 
     def _known(self, peer_id: InstanceId) -> Peer:
         peer = self._ledger.peer(peer_id)
@@ -414,22 +410,16 @@ class Handshake(PeerService):
         return peer
 
 
-def _code(response: PeerResponse) -> str:
-    with suppress(Invalid):
-        return decode_refused(response.body).code
-    return ""
-
-
 def _declined(peer: Peer, response: PeerResponse, us: InstanceId) -> PeerCallFailed:
-    code = _code(response)
+    code = refusal_code(response)
     if code == "refused":
         why = f"{peer.name} accepts nothing from us; have its operator add this instance: {us}"
         return PeerUnavailable("refused", why)
     if code in CLOCKS:
         return PeerUnavailable(code, f"{peer.name} answered {code}: its clock and ours are apart; set them")
-    shown = f" ({code[:64]})" if code else ""
+    shown = f" ({code})" if code else ""
     return call_failed(
-        code[:64] or "declined",
+        code or "declined",
         f"{peer.name} answered {response.status}{shown}",
         passing=response.status >= 500 or response.status == 429,
     )

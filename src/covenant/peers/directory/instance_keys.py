@@ -48,6 +48,7 @@ from covenant.seal.identity_chain import chain_to, former_keys
 from covenant.seal.keys import nonce
 from covenant.seal.purpose_keys import KEY_PERIOD_MS, NO_PURPOSE_KEYS, PurposeKey, PurposeKeySet, certify, key_due
 from covenant.seal.suites import suites_spoken
+from covenant.wire.peers import Introduction
 
 RENEWED_MS: Final = 60_000
 """Keys younger than this are not replaced when a peer says that they are void."""
@@ -129,6 +130,16 @@ class InstanceKeys:
         change = self.changes[-1] if self.changes else None
         self._bundle = sign_bundle(self.private_key, prekeys, now_ms, change=change, versions=self.versions)
         return self._bundle
+
+    def introduction(self, now_ms: int, name: str = "") -> Introduction:
+        """What we show of ourselves: this name, our keys, and our former identities."""
+        return Introduction(
+            name=name,
+            keys=self.bundle(now_ms),
+            changes=self.changes,
+            revocations=self.revocations,
+            hybrid_prekey=self.hybrid_prekey(now_ms),
+        )
 
     def hybrid_prekey(self, now_ms: int) -> Prekey | None:
         """The hybrid prekey that we show beside the bundle; None if we do not offer the hybrid suite.

@@ -45,9 +45,16 @@ from covenant.peers.directory.handshake import Handshake, TokenIssuer, answer, k
 from covenant.peers.directory.succession import Succession
 from covenant.peers.peer_settings import PeerContext, PeerService, relay_address
 from covenant.peers.provider.offer_admission import OfferedProfiles
-from covenant.peers.transport.peer_client import PeerCallFailed, PeerConflict, PeerUnavailable, call_failed, required
+from covenant.peers.transport.peer_client import (
+    PeerCallFailed,
+    PeerConflict,
+    PeerUnavailable,
+    call_failed,
+    refusal_code,
+    required,
+)
 from covenant.seal.identity import bundle_holds, is_key_of, prekey_holds, prekey_to_use
-from covenant.wire.peers import IDENTITY_PATH, Introduction, decode_introduction, decode_refused, encode, type_of
+from covenant.wire.peers import IDENTITY_PATH, Introduction, decode_introduction, encode, type_of
 
 PATH_CHARS_MAX: Final = 200
 
@@ -57,7 +64,6 @@ _PATH = re.compile(r"(?:/[A-Za-z0-9_~-][A-Za-z0-9_.~-]*)*").fullmatch
 IDENTITY_CHANGED: Final = "identity_changed"
 UNVERIFIED_KEYS: Final = "unverified_keys"
 NOT_RELAYED: Final = "not_relayed"
-CODE_CHARS_MAX: Final = 64
 HYBRID_KEPT_MAX: Final = 4_096
 log = logging.getLogger(__name__)
 
@@ -129,7 +135,6 @@ class PeerDirectory(PeerService):
         self.has_shown_keys = self._handshake.has_shown_keys
         self._tokens = TokenIssuer(context)
         self._succession = Succession(context)
-        self.introduction = self._succession.introduction
         self.announce = self._succession.announce
         self.receive_introduction = self._succession.receive
         self._refreshing: SingleFlight[Peer] = SingleFlight()
@@ -181,11 +186,15 @@ class PeerDirectory(PeerService):
         added = await self._ledger.commit(AddPeer(by=by, peer=peer))
         if self._is_relayed(added):
             return added  # its answer may take long, so the maintenance asks it later
+        return await self._try_to_verify(added)
+
+    async def _try_to_verify(self, peer: Peer) -> Peer:
+        """A peer that cannot be verified now stays unverified; the maintenance tries again."""
         try:
-            return await self.verify(added)
+            return await self.verify(peer)
         except Refusal as failed:
-            log.info("peer.not_verified", extra={"peer": added.id, "reason": str(failed)})
-            return self._ledger.peer(added.id) or added
+            log.info("peer.not_verified", extra={"peer": peer.id, "reason": str(failed)})
+            return self._ledger.peer(peer.id) or peer
 
     async def _introduced(self, place: str, wanted: InstanceId | None, name: str | None, source: PeerSource) -> Peer:
         keys, shown_name = None, ""
@@ -327,11 +336,7 @@ class PeerDirectory(PeerService):
         changed = await self._ledger.commit(
             SucceedPeer(by=by, old=peer.id, keys_shown=keys, vouched=vouched, former=(former,))
         )
-        try:
-            return await self.verify(changed)
-        except Refusal as failed:
-            log.info("peer.not_verified", extra={"peer": changed.id, "reason": str(failed)})
-            return self._ledger.peer(changed.id) or changed
+        return await self._try_to_verify(changed)
 
     async def prekey_for(self, peer: Peer, *, fresh: bool = False) -> Prekey:
         """The prekey to seal to. Asks the peer for its keys if they have expired, or if `fresh` ones are wanted."""
@@ -390,7 +395,7 @@ class PeerDirectory(PeerService):
     async def _introduction(self, place: str) -> Introduction:
         response = await self._connections.to(place).get(IDENTITY_PATH)
         if response.status != 200:
-            code = _code(response.body)
+            code = refusal_code(response)
             if code == NOT_RELAYED:
                 hint = "it must fetch there (peers.relay), and the relay must know it (peers.relay_for)"
                 raise PeerUnavailable(NOT_RELAYED, f"nothing is kept at {place}: {hint}")
@@ -467,15 +472,3 @@ class PeerDirectory(PeerService):
             end = (asker.epoch, query.ledger_end)
             await self._ledger.commit(LearnPeer(id=asker.id, by=self._us, end=end))
         return known
-
-
-def _code(body: bytes) -> str:
-    """The code in a refusal, if it has one.
-
-    An instance that is called by an unknown host name sends one, for example.
-    """
-    try:
-        code = decode_refused(body).code
-    except Invalid:
-        return ""
-    return code if code.isidentifier() and len(code) <= CODE_CHARS_MAX else ""

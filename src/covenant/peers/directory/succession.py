@@ -41,23 +41,12 @@ class Succession(PeerService):
         super().__init__(context)
         self._forks = TokenBuckets()
 
-    def introduction(self, name: str) -> Introduction:
-        keys = self._keyring
-        now_ms = self._now_ms()
-        return Introduction(
-            name=name,
-            keys=keys.bundle(now_ms),
-            changes=keys.changes,
-            revocations=keys.revocations,
-            hybrid_prekey=keys.hybrid_prekey(now_ms),
-        )
-
     async def announce(self, peer: Peer) -> None:
         """Shows a peer our present identity.
 
         A peer of an earlier release does not accept this, and learns it when it calls us.
         """
-        body = msgspec.json.encode(self.introduction(""))
+        body = msgspec.json.encode(self._keyring.introduction(self._now_ms()))
         await self._connections.to(required(self._address(peer), peer)).post(IDENTITY_PATH, body, timeout_s=ANNOUNCE_S)
 
     def formerly(self, peer_id: str) -> Peer | None:

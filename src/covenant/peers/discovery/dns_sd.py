@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from covenant.model.errors import Invalid
-from covenant.model.peers.instance import VERSIONS_MAX, parse_instance_id
+from covenant.model.peers.instance import VERSIONS_MAX, is_instance_id
 from covenant.outbound.urls import Address, InvalidUrl, host_text, read_host
 from covenant.peers.discovery.candidates import Candidate, CandidateConflict, shown_name
 from covenant.peers.peer_settings import root_of
@@ -131,13 +130,6 @@ def _pairs(strings: Iterable[bytes]) -> Iterator[tuple[str, str]]:
             yield key.decode("ascii").lower(), value.decode("utf-8", "replace")
 
 
-def _is_instance(text: str) -> bool:
-    try:
-        return bool(parse_instance_id(text))
-    except Invalid:
-        return False
-
-
 def _are_versions(text: str) -> bool:
     parts = text.split(",") if len(text) <= 8 * VERSIONS_MAX else []
     plain = 0 < len(parts) <= VERSIONS_MAX and all(map(_VERSION.fullmatch, parts))
@@ -148,7 +140,7 @@ def _are_versions(text: str) -> bool:
 # out: it is for people, and the id says more.
 _KEYS: Final[tuple[tuple[str, str, Callable[[str], bool], str], ...]] = (
     ("txtvers", "", lambda text: text == "1", "txtvers is not 1"),
-    ("id", "", _is_instance, "id is no instance's id"),
+    ("id", "", is_instance_id, "id is no instance's id"),
     ("pv", "", _are_versions, "pv is no list of versions"),
     ("fp", "", lambda text: not text or _FINGERPRINT.fullmatch(text) is not None, "fp is no fingerprint"),
     ("path", CARD_PATH, lambda text: len(text) <= PATH_CHARS_MAX and bool(_PATH.fullmatch(text)), "path is no path"),

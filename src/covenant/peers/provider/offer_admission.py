@@ -26,7 +26,7 @@ from covenant.model.peers.instance import SUPPORTED_VERSIONS, InstanceId, Trust
 from covenant.model.peers.usage_by_day import DAY_MS
 from covenant.model.rate_limits import MINUTE_MS, TokenBuckets
 from covenant.peers.directory.instance_keys import InstanceKeys
-from covenant.peers.peer_settings import PeerSettings
+from covenant.peers.peer_settings import PeerSettings, is_named
 from covenant.seal.proofs import offer_holds
 from covenant.seal.purpose_keys import signer_of
 from covenant.seal.tokens import PROFILES_MAX, Narrowing, Use, authorize, named_in
@@ -47,13 +47,8 @@ class OfferedProfiles(NamedTuple):
     free: int
 
 
-def listed(peer: Peer, entries: tuple[str, ...]) -> bool:
-    """Whether the peer is named, by its name or by an id that it has or had."""
-    return peer.name in entries or any(each in entries for each in peer.ids)
-
-
 def is_barred(peer: Peer, settings: PeerSettings) -> bool:
-    return peer.denied or listed(peer, settings.deny) or bool(settings.allow and not listed(peer, settings.allow))
+    return peer.denied or is_named(peer, settings.deny) or bool(settings.allow and not is_named(peer, settings.allow))
 
 
 def budget_max(peer: Peer, settings: PeerSettings) -> int:

@@ -460,7 +460,8 @@ class Provider(PeerService):
         if not telling.cancelled() and (failure := telling.exception()) is not None:
             log.warning("peer.result_not_repeated", extra={"reason": str(failure)})
 
-    async def _see_through(self, key: DelegationKey, task_id: TaskId | None = None) -> None:
+    async def _see_through(self, key: DelegationKey) -> None:
+        task_id: TaskId | None = None
         while True:
             reporter = TaskReporter(self._context, key, self._used, task_id)
             try:

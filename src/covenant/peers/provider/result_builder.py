@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple, cast
@@ -38,7 +37,7 @@ from covenant.model.peers.delegation_messages import (
     TokenUsage,
     TranscriptEntry,
 )
-from covenant.model.peers.instance import WHOLE_MAX
+from covenant.model.peers.instance import WHOLE_MAX, is_instance_id
 from covenant.model.task import Cause, target_of
 from covenant.model.task_event import ArtifactUpdate, Began, Continued, Ended, MessageUpdate, StatusUpdate, Step
 from covenant.model.task_view import Artifact, TaskState, TaskView, answer_text, final_message, first_message
@@ -74,7 +73,6 @@ _STATUS: Final[dict[str, DelegationStatus]] = {
     "rejected": "failed",
     "canceled": "cancelled",
 }
-_IS_INSTANCE: Final = re.compile(r"frd1_[a-z2-7]{40}").fullmatch
 _MARKABLE: Final = (Text, Json, Resource, ResourceLink)
 
 
@@ -284,7 +282,7 @@ def _sub(node: TreeNode, subs: tuple[SubDelegation, ...]) -> SubDelegation:
         profile=profile[:64] or "-",
         status=_STATUS.get(state, "running"),
         remote=target is not None,
-        provider=provider if _IS_INSTANCE(provider) else None,
+        provider=provider if is_instance_id(provider) else None,
         token_usage=usage_of(node.usage_total),
         sub_delegations=subs,
     )

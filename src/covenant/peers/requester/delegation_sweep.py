@@ -14,9 +14,7 @@ from typing import Final
 import msgspec
 
 from covenant.exchange.delegation_outcome import settled_as
-from covenant.ledger.machine.peer_commands import (
-    DelegationChanges,
-)
+from covenant.ledger.machine.peer_commands import DelegationChanges
 from covenant.model.errors import Conflict, Refusal
 from covenant.model.peers.delegation import (
     ACCEPTED,

@@ -32,9 +32,9 @@ from covenant.model.peers.delegation import (
 from covenant.model.peers.instance import InstanceId, Prekey
 from covenant.outbound.concurrency import wait_at_most
 from covenant.peers.directory.handshake import keys_worth_keeping
-from covenant.peers.peer_settings import PeerContext, PeerService
+from covenant.peers.peer_settings import EVERYBODY, PeerContext, PeerService, is_named
 from covenant.peers.transport.peer_client import DELIVERY_S, DeliveryFailure, DeliveryTrouble, EnvelopeSender
-from covenant.peers.transport.relay import Relay
+from covenant.peers.transport.relay import ANSWER_BYTES_MAX, Relay
 from covenant.seal.identity import bundle_holds
 from covenant.wire import peers as wire
 from covenant.wire.peers import POLL_PATH, RECEIVE_PATH, Poll, Polled
@@ -44,15 +44,12 @@ if TYPE_CHECKING:
     from covenant.peers.directory.peer_directory import PeerDirectory
     from covenant.peers.transport.inbox import Inbox
 
-ANSWER_BYTES_MAX: Final = 4 * 1024 * 1024
-"""The most bytes of all envelopes in an answer, unless the first alone has more."""
 ENVELOPE_EXTRA: Final = 4_096
 """About the size of an envelope without its body."""
 ASIDE_MIN: Final = 8
 """This many envelopes or more are sealed in a thread."""
 ASIDE_BYTES: Final = 64 * 1024
 log = logging.getLogger(__name__)
-EVERYBODY: Final = "*"
 
 
 class _PollMessage(NamedTuple):
@@ -216,6 +213,10 @@ def acknowledged(peer: InstanceId, acks: Sequence[wire.Ack]) -> tuple[OutboxMove
 Acks = dict[tuple[DelegationRole, str], int]
 
 
+def _acks(acks: Acks) -> tuple[wire.Ack, ...]:
+    return tuple(wire.Ack(role=role, offer_id=offer_id, seq=seq) for (role, offer_id), seq in acks.items())
+
+
 class TakenEnvelope(NamedTuple):
     """An envelope that we fetched. `ack` goes with the next poll; `reply` is sent at once."""
 
@@ -270,17 +271,11 @@ class PollClient(PeerService):
             self._fetching[peer_id] = asyncio.create_task(self._fetch_always(peer_id))
 
     def _fetches_from(self, peer: Peer) -> bool:
-        named = self._named
         return (
             peer.url is not None
             and not peer.denied
             and self._context.serves(peer.id)
-            and (
-                peer.url == self._relay_root
-                or EVERYBODY in named
-                or peer.name in named
-                or any(each in named for each in peer.ids)
-            )
+            and (peer.url == self._relay_root or EVERYBODY in self._named or is_named(peer, self._named))
         )
 
     async def _fetch_always(self, peer_id: InstanceId) -> None:
@@ -314,15 +309,16 @@ class PollClient(PeerService):
         """
         told, told_taken = dict(list(acks.items())[: wire.ACKS_MAX]), tuple(taken[: wire.ACKS_MAX])
         wait_ms = min(self._settings.poll_wait_ms, wire.WAIT_MS_MAX)
-        asked = wire.Poll(
-            keys=self._keyring.bundle(self._now_ms()),
-            hybrid_prekey=self._keyring.hybrid_prekey(self._now_ms()),
-            acks=tuple(wire.Ack(role=role, offer_id=offer_id, seq=seq) for (role, offer_id), seq in told.items()),
+        ours = self._keyring.introduction(self._now_ms())
+        poll = wire.Poll(
+            keys=ours.keys,
+            hybrid_prekey=ours.hybrid_prekey,
+            acks=_acks(told),
             wait_ms=wait_ms,
-            relay=self._relay_fetch(told_taken) if peer.url == self._relay_root else None,
+            relay=wire.RelayFetch(introduction=ours, taken=told_taken) if peer.url == self._relay_root else None,
         )
         answer = await self._sender.hand(
-            peer, POLL_PATH, wire.encode(asked), typ=wire.POLL, timeout_s=wait_ms / 1000 + DELIVERY_S
+            peer, POLL_PATH, wire.encode(poll), typ=wire.POLL, timeout_s=wait_ms / 1000 + DELIVERY_S
         )
         if isinstance(answer, DeliveryFailure):
             return answer
@@ -337,16 +333,6 @@ class PollClient(PeerService):
         failed = await self._take(peer, polled.envelopes, acks)
         relayed = await self._take_relayed(polled.relayed, taken)
         return failed or len(polled.envelopes) + relayed
-
-    def _relay_fetch(self, taken: tuple[str, ...]) -> wire.RelayFetch:
-        keys, now_ms = self._keyring, self._now_ms()
-        shown = wire.Introduction(
-            keys=keys.bundle(now_ms),
-            changes=keys.changes,
-            revocations=keys.revocations,
-            hybrid_prekey=keys.hybrid_prekey(now_ms),
-        )
-        return wire.RelayFetch(introduction=shown, taken=taken)
 
     async def _take_relayed(self, relayed: Sequence[wire.RelayedEnvelope], taken: list[str]) -> int:
         """Processes the envelopes of others from the relay. Returns how many were taken in.
@@ -382,8 +368,7 @@ class PollClient(PeerService):
         """Acknowledgements that do not get through are sent after the next fetch."""
         peer, acks = self._ledger.peer(sender), dict(list(self._owed[sender].items())[: wire.ACKS_MAX])
         if peer is not None and acks:
-            said = tuple(wire.Ack(role=role, offer_id=offer_id, seq=seq) for (role, offer_id), seq in acks.items())
-            body = wire.encode(wire.DeliveryAcks(acks=said))
+            body = wire.encode(wire.DeliveryAcks(acks=_acks(acks)))
             if isinstance(await self._sender.hand(peer, RECEIVE_PATH, body, typ=wire.ACKS), DeliveryFailure):
                 return
         for key, seq in acks.items():

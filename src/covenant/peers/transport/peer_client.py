@@ -25,7 +25,7 @@ from covenant.model.peers.delegation import Peer
 from covenant.model.peers.instance import InstanceId
 from covenant.model.rate_limits import Backoff
 from covenant.outbound.address_guard import AddressGuard
-from covenant.outbound.call_errors import AddressRefused, CallFailed
+from covenant.outbound.call_errors import RETRY_AFTER_S_MAX, AddressRefused, CallFailed, retry_after
 from covenant.outbound.http_fetcher import TlsTrust
 from covenant.outbound.urls import InvalidUrl, host_text, read_url
 from covenant.peers.peer_settings import PeerContext, PeerService, relay_address
@@ -51,8 +51,8 @@ AWAY: Final = frozenset({"connect_failed", "timed_out"})
 JITTER: Final = 0.2
 ASIDE_BYTES: Final = 64 * 1024
 DELIVERY_S: Final = 30.0
-RETRY_AFTER_S_MAX: Final = 3_600
 FAILURE_CHARS_MAX: Final = 300
+CODE_CHARS_MAX: Final = 64
 
 OTHER_KEYS: Final = frozenset({"unknown_prekey", "prekey_expired", "wrong_recipient", "refused", "not_relayed"})
 """Codes for a peer with other keys than we know, or for another instance at its address: we fetch the identity there.
@@ -388,6 +388,15 @@ class EnvelopeSender(PeerService):
             raise Invalid("cannot_seal", str(wrong)) from wrong
 
 
+def refusal_code(response: PeerResponse) -> str:
+    """The code of a refusal; empty if the answer has none, as that of another kind of server."""
+    try:
+        code = decode_refused(response.body).code
+    except Invalid:
+        return ""
+    return code if code.isidentifier() and len(code) <= CODE_CHARS_MAX else ""
+
+
 def _failed(response: PeerResponse) -> DeliveryFailure:
     try:
         refused = decode_refused(response.body)
@@ -400,7 +409,5 @@ def _failed(response: PeerResponse) -> DeliveryFailure:
 
 
 def _retry_after_ms(response: PeerResponse) -> int:
-    said = response.headers.get("retry-after", "").strip()
-    if response.status not in (429, 503) or not (said.isascii() and said.isdigit() and len(said) <= 9):
-        return 0
-    return min(int(said), RETRY_AFTER_S_MAX) * 1_000
+    asked_s = retry_after(response.headers) if response.status in (429, 503) else None
+    return int(min(asked_s or 0.0, RETRY_AFTER_S_MAX) * 1_000)

@@ -29,21 +29,20 @@ import msgspec
 from covenant.ledger.embedded.disk import make_owned_folder, replace_private, sync_dir
 from covenant.model.errors import NotFound, OverLimit
 from covenant.model.peers.delegation import Peer
-from covenant.model.peers.instance import InstanceId, Trust
-from covenant.peers.peer_settings import PeerContext, PeerService
+from covenant.model.peers.instance import InstanceId, Trust, is_instance_id
+from covenant.peers.peer_settings import EVERYBODY, PeerContext, PeerService, is_named
 from covenant.seal.envelope import RELAYED_LIFE_MS_MAX, Header, check
 from covenant.seal.identity import SKEW_MS
 from covenant.wire.peers import RelayedEnvelope
 
-EVERYBODY: Final = "*"
 ANSWER_BYTES_MAX: Final = 4 * 1024 * 1024
+"""The most bytes of our own envelopes in the answer to a poll, and of others' envelopes: one of each may have more."""
 RETRY_MS: Final = 30_000
 SWEEP_S: Final = 60.0
 FOLDER_NAME: Final = "relay"
 INTRODUCTION: Final = "introduction.json"
 
 _NAME: Final = re.compile(r"(\d{16})\.(\d{1,16})\.(frd1_[a-z2-7]{40})\.([0-9a-f]{32})\.envelope").fullmatch
-_RECIPIENT: Final = re.compile(r"frd1_[a-z2-7]{40}").fullmatch
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +91,7 @@ class RelayStore:
         if not self._folder.is_dir():
             make_owned_folder(self._folder, exist_ok=True)
         for place in sorted(self._folder.iterdir()):
-            if not place.is_dir() or _RECIPIENT(place.name) is None:
+            if not place.is_dir() or not is_instance_id(place.name):
                 continue
             found = OrderedDict[str, StoredEnvelope]()
             for file in sorted(place.iterdir()):
@@ -251,8 +250,7 @@ class Relay(PeerService):
         peer = self._ledger.peer(peer_id)
         if peer is None or peer.denied or not peer.trust.covers(Trust.VERIFIED) or self._store is None:
             return None
-        named = EVERYBODY in self._named or peer.name in self._named or any(each in self._named for each in peer.ids)
-        return peer if named else None
+        return peer if EVERYBODY in self._named or is_named(peer, self._named) else None
 
     def check(self, body: bytes, recipient: str) -> Header:
         """Checks all of an envelope that can be checked without its recipient's key. Raises EnvelopeRefused."""

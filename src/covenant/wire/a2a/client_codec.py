@@ -159,9 +159,9 @@ class ClientCodec:
         message = self.message_of(ask.message, ask.message.task_id, ask.message.context_id, "")
         return self._params(tenant, message=message, configuration=_given(configuration), metadata=ask.metadata)
 
-    def encode_task_request(self, task_id: str, tenant: str | None = None, history_length: int | None = None) -> bytes:
+    def encode_task_request(self, task_id: str, tenant: str | None = None) -> bytes:
         """Encodes the params to get, cancel or subscribe to a task."""
-        return self._params(tenant, **self.about(task_id), historyLength=history_length)
+        return self._params(tenant, **self.about(task_id))
 
     def _params(self, tenant: str | None, **fields: Any) -> bytes:
         """Encodes params. Only 1.0 has tenants."""
