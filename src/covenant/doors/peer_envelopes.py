@@ -56,12 +56,12 @@ class EnvelopeInbox(Protocol):
 
     async def receive(self, body: bytes, address: str | None) -> Received: ...
     async def poll(self, body: bytes, address: str | None) -> Polled: ...
-    async def introduced(self, body: bytes, address: str | None) -> Received: ...
+    async def receive_introduction(self, body: bytes, address: str | None) -> Received: ...
     async def deposit(self, body: bytes, address: str | None, recipient: str) -> Relayed: ...
-    async def deposited(self, recipient: str) -> bytes:
+    async def introduction_of(self, recipient: str) -> bytes:
         """The introduction of an instance that fetches its envelopes here."""
 
-    async def too_large(self, address: str | None) -> Refusal: ...
+    async def refuse_too_large(self, address: str | None) -> Refusal: ...
 
 
 def _refusal_body(refusal: Refusal) -> bytes:
@@ -102,7 +102,7 @@ class EnvelopeEndpoint(Endpoint):
             try:
                 body = await self._pool.read(scope, receive, self._bytes_max, take)
             except Refusal as failure:
-                refusal = await self._inbox.too_large(caller) if isinstance(failure, TooLarge) else failure
+                refusal = await self._inbox.refuse_too_large(caller) if isinstance(failure, TooLarge) else failure
                 # The rest of the body may still be on its way, so the connection cannot be reused.
                 await self._refuse(send, refusal, (CLOSE,))
                 return
@@ -201,7 +201,7 @@ class IntroductionEndpoint(Endpoint):
         self._inbox = inbox
 
     async def _answer(self, scope: Scope, _receive: Receive, send: Send) -> None:
-        await reply(send, 200, await self._inbox.deposited(scope["path_params"]["recipient"]))
+        await reply(send, 200, await self._inbox.introduction_of(scope["path_params"]["recipient"]))
 
 
 def sealed_routes(
@@ -217,7 +217,7 @@ def sealed_routes(
         {
             "peer_identity": identity,
             "peer_introduced": EnvelopeEndpoint(
-                "peer_introduced", inbox.introduced, inbox, meter, pool, bytes_max=INTRODUCTION_BYTES_MAX
+                "peer_introduced", inbox.receive_introduction, inbox, meter, pool, bytes_max=INTRODUCTION_BYTES_MAX
             ),
             "peer_receive": EnvelopeEndpoint("peer_receive", inbox.receive, inbox, meter, pool),
             "peer_poll": EnvelopeEndpoint("peer_poll", inbox.poll, inbox, meter, pool, waits=True),

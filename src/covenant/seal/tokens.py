@@ -189,7 +189,7 @@ def token_ids(token: str, provider_key: PublicKey) -> tuple[str, ...]:
     return _ids(_read(token, provider_key))
 
 
-def named_in(token: str) -> tuple[str, str]:
+def token_parties(token: str) -> tuple[str, str]:
     """The holder and the audience that an unverified token names; empty if it names none."""
     try:
         first = _DECODER.decode(from_base64url(token[:TOKEN_CHARS_MAX].removeprefix(TOKEN_START))).blocks[0]

@@ -111,10 +111,10 @@ async def test_what_was_handed_out_waits_until_it_is_acknowledged(
     first, again = await fetch(bob, alice), await fetch(bob, alice)
     assert len(first) == len(again) == 2
     assert not set(first) & set(again), "each time sealed anew"
-    acks = [(await bob.inbox.take(each)).ack for each in again]
+    acks = [(await bob.inbox.receive_fetched(each)).ack for each in again]
     assert acks == [Ack(role=DelegationRole.REQUESTER, offer_id=offer_id(1), seq=seq) for seq in (1, 2)]
     for each in first:
-        assert (await bob.inbox.take(each)).ack is not None, "what comes twice is acknowledged twice"
+        assert (await bob.inbox.receive_fetched(each)).ack is not None, "what comes twice is acknowledged twice"
     assert [seq for *_, seq in bob.provider.heard] == [1, 2]
     assert len(await alice.ledger.peer_outbox(bob.id)) == 2
     assert acks[0] is not None
@@ -327,7 +327,7 @@ async def test_a_restart_of_either_side_between_handing_out_and_acknowledging_lo
         await bob.knows(alice)
         await alice.offers(bob.id, 1, cancel(1))
         envelopes = await fetch(bob, alice)
-        await bob.inbox.take(envelopes[0])
+        await bob.inbox.receive_fetched(envelopes[0])
         keys = (alice.keys, bob.keys)
     async with (
         transport_under_test(tmp_path / "alice", keys[0]) as alice,

@@ -159,7 +159,7 @@ def _make_discovery(base: Base, keys: InstanceKeys) -> Discovery:
     settings, ledger = base.settings, base.storage.ledger
     record = TxtRecord(instance_id=keys.id, versions=keys.versions, fingerprint=fingerprint(keys.key))
     address, port = base.listeners.peers_at
-    announcement = Announcement(record=record, port=port, listens=(address,))
+    announcement = Announcement(record=record, port=port, listen_addresses=(address,))
     if base.listeners.peers is not None:
         details = replace(announcement.record, tls=base.listeners.tls is not None)
         announcement = replace(announcement, record=details)

@@ -23,7 +23,7 @@ from covenant.model.peers.delegation import Peer
 from covenant.model.peers.instance import IdentityChange, InstanceId, KeyRevocation
 from covenant.model.rate_limits import TokenBuckets
 from covenant.peers.peer_settings import PeerContext, PeerService
-from covenant.peers.transport.peer_client import required
+from covenant.peers.transport.peer_client import required_address
 from covenant.seal.envelope import Code, EnvelopeRefused, peer_refusal
 from covenant.seal.identity import bundle_holds
 from covenant.seal.identity_chain import chain_holds, former_keys, revocation_holds
@@ -47,9 +47,11 @@ class Succession(PeerService):
         A peer of an earlier release does not accept this, and learns it when it calls us.
         """
         body = msgspec.json.encode(self._keyring.introduction(self._now_ms()))
-        await self._connections.to(required(self._address(peer), peer)).post(IDENTITY_PATH, body, timeout_s=ANNOUNCE_S)
+        await self._connections.to(required_address(self._address(peer), peer)).post(
+            IDENTITY_PATH, body, timeout_s=ANNOUNCE_S
+        )
 
-    def formerly(self, peer_id: str) -> Peer | None:
+    def find_former(self, peer_id: str) -> Peer | None:
         """The peer that had this id, and has another one now."""
         return next((peer for peer in self._ledger.peers() if peer_id in peer.ids[1:]), None)
 
@@ -78,7 +80,7 @@ class Succession(PeerService):
         if known is None:
             await self._note_fork(changes)
             return None
-        if keys.id in self._keyring.ids or self.formerly(keys.id) is not None:
+        if keys.id in self._keyring.ids or self.find_former(keys.id) is not None:
             raise Conflict("identity_superseded", f"the identity {keys.id} was given up before")
         if not chain_holds(changes, keys.id) or not bundle_holds(keys, InstanceId(keys.id), self._now_ms()):
             return None
@@ -95,7 +97,7 @@ class Succession(PeerService):
         Audits that, and raises.
         """
         for change in changes:
-            peer = self.formerly(change.old_id)
+            peer = self.find_former(change.old_id)
             if peer is None or change.new_id in peer.ids:
                 continue
             if self._forks.take(peer.id, self._monotonic_ms(), FORKS_PER_MIN) is None:
@@ -115,7 +117,7 @@ class Succession(PeerService):
         """
         found = False
         for dead in revocations:
-            peer = self._ledger.peer(InstanceId(dead.id)) or self.formerly(dead.id)
+            peer = self._ledger.peer(InstanceId(dead.id)) or self.find_former(dead.id)
             if peer is None or not revocation_holds(dead):
                 continue
             found = True
