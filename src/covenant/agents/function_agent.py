@@ -27,7 +27,7 @@ from covenant.model.ids import AgentId
 from covenant.model.retry_policy import AttemptPolicy
 from covenant.model.task import NATIVE
 from covenant.model.task_event import MessageUpdate, StatusUpdate
-from covenant.wire.json_input import TOLD_NESTING_MAX
+from covenant.wire.json_input import A2A_NESTING_MAX
 from covenant.wire.validation import checked
 
 SENDABLE: Final = "text, turn.file(…), turn.data(…), turn.status(…) or another value of the turn"
@@ -225,7 +225,7 @@ def _write_checked(item: Any, job: FunctionJob, output: FunctionOutput, how: str
     """Sends a value. A value of our own types may be made by hand, so its fields are checked."""
     try:
         if isinstance(item, _VALUES):
-            item = checked(type(item).__name__, item, type(item), TOLD_NESTING_MAX + _WRAPPING_LEVELS)
+            item = checked(type(item).__name__, item, type(item), A2A_NESTING_MAX + _WRAPPING_LEVELS)
     except WrongType as wrong:
         job.fail(f"the agent {how} an invalid value: {wrong.message}")
     else:

@@ -229,7 +229,7 @@ def _recorded(home: Path, data: bytes) -> dict[str, Any]:
         return {}
     if ours["role"] != "requester":
         return {}
-    return {"provider": peer["id"], "formerly": peer["formerIds"]}
+    return {"provider": peer["id"], "former_ids": peer["formerIds"]}
 
 
 def _ended(call: Invocation, delegation_id: str) -> Answer:

@@ -18,7 +18,7 @@ import msgspec
 
 from covenant.exchange.task_logs import TURN
 from covenant.model.ids import TaskId
-from covenant.wire.frame_redaction import redact_answered, redact_body, redact_sent
+from covenant.wire.frame_redaction import redact_answer_headers, redact_body, redact_request_headers
 
 CAPTURED_BYTES_MAX: Final = 64 * 1024
 """The most bytes of a request, and of its answer."""
@@ -240,7 +240,7 @@ def _frames_of(call: CapturedCall) -> tuple[tuple[TaskId, ...], tuple[LoggedFram
         door=call.door,
         what=call.what,
         text=redact_body(bytes(call.request)),
-        headers=redact_sent(call.headers),
+        headers=redact_request_headers(call.headers),
         truncated=call.request_bytes > len(call.request),
     )
     reply = LoggedFrame(
@@ -249,7 +249,7 @@ def _frames_of(call: CapturedCall) -> tuple[tuple[TaskId, ...], tuple[LoggedFram
         door=call.door,
         what=call.outcome or str(call.status or "no answer"),
         text=redact_body(bytes(call.answer)),
-        headers=redact_answered(call.answer_headers),
+        headers=redact_answer_headers(call.answer_headers),
         truncated=call.answer_bytes > len(call.answer),
     )
     return task_ids, (request, reply)

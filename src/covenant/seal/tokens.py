@@ -115,10 +115,10 @@ def issue(key: PurposeKey, holder: InstanceId, terms: Narrowing) -> str:
     """Issues a token for one holder. `expires_at_ms` is required: no token is valid for ever."""
     if terms.expires_at_ms is None:
         raise ValueError("a token must expire")
-    following = new_private_key()
+    next_private_key = new_private_key()
     audience = instance_id(key.identity_key)
-    first = msgspec.structs.replace(_conditions(terms, following), holder=holder, audience=audience)
-    return _write((_signed(key, first, after=""),), following)
+    first = msgspec.structs.replace(_conditions(terms, next_private_key), holder=holder, audience=audience)
+    return _write((_signed(key, first, after=""),), next_private_key)
 
 
 def narrow(token: str, provider_key: PublicKey, further: Narrowing, *, sealed: bool = False) -> str:
@@ -135,10 +135,10 @@ def narrow(token: str, provider_key: PublicKey, further: Narrowing, *, sealed: b
         return token
     if len(chain.blocks) >= BLOCKS_MAX:
         raise Invalid("token_malformed", "the token cannot be narrowed any further")
-    following = new_private_key()
+    next_private_key = new_private_key()
     last = PurposeKey(from_base64url(chain.secret))
-    block = _signed(last, _conditions(further, following), after=chain.blocks[-1].signature)
-    narrowed = _write((*chain.blocks, block), following, sealed=sealed)
+    block = _signed(last, _conditions(further, next_private_key), after=chain.blocks[-1].signature)
+    narrowed = _write((*chain.blocks, block), next_private_key, sealed=sealed)
     if len(narrowed) > TOKEN_CHARS_MAX:
         raise Invalid("token_malformed", "the token cannot be narrowed any further")
     return narrowed
@@ -221,7 +221,7 @@ def _read(token: str, provider_key: PublicKey, *, at_ms: int | None = None, void
         raise Invalid("token_malformed", "the first block lacks a holder, an audience or an end")
     if any(each.holder is not None or each.audience is not None for each in others):
         raise Invalid("token_malformed", "a further block names a holder or an audience")
-    if not _is_issued(first, provider_key, at_ms, void_before_ms) or not _follow(chain):
+    if not _is_issued(first, provider_key, at_ms, void_before_ms) or not _blocks_hold(chain):
         raise Forbidden("token_untrusted", "not a token of this provider")
     return chain
 
@@ -234,7 +234,7 @@ def _is_issued(first: _Block, provider_key: PublicKey, at_ms: int | None, void_b
     )
 
 
-def _follow(chain: _Chain) -> bool:
+def _blocks_hold(chain: _Chain) -> bool:
     """Whether each later block is signed by the key that the block before names, and the end by the last key."""
     key, after = PublicKey(chain.blocks[0].next_key), chain.blocks[0].signature
     for block in chain.blocks[1:]:
@@ -272,7 +272,7 @@ def _write(blocks: tuple[_Block, ...], last_key: bytes, *, sealed: bool = False)
     return TOKEN_START + base64url(canonical(msgspec.to_builtins(chain)))
 
 
-def _conditions(terms: Narrowing, following: bytes) -> _Block:
+def _conditions(terms: Narrowing, next_private_key: bytes) -> _Block:
     for name, bound in (("expiry", terms.expires_at_ms), ("budget", terms.budget), ("depth", terms.depth)):
         if bound is not None and not 0 <= bound <= WHOLE_MAX:
             raise ValueError(f"{name} cannot be {bound}")
@@ -282,7 +282,7 @@ def _conditions(terms: Narrowing, following: bytes) -> _Block:
         if _IS_NAME(name) is None:
             raise ValueError(f"a token cannot name {name[:80]!r}")
     return _Block(
-        next_key=public_key(following),
+        next_key=public_key(next_private_key),
         profiles=tuple(sorted(terms.profiles)) if terms.profiles is not None else None,
         budget=terms.budget,
         depth=terms.depth,

@@ -623,7 +623,7 @@ async def test_an_answer_about_another_task_than_the_asked_one_is_refused(method
 
     async with hand_made(behave, stops=False) as hand, hand.connect() as remote:
         ask = remote.get if method == "GetTask" else remote.cancel
-        with pytest.raises(RemoteRefused, match="told of task task-2 instead of task task-1") as raised:
+        with pytest.raises(RemoteRefused, match="reported task task-2 instead of task task-1") as raised:
             await ask(TASK)
         assert (hand.methods, raised.value.code) == ([method], "bad_answer")
 

@@ -22,7 +22,7 @@ from covenant.agents.model.mcp_stdio import GONE, LINE_BYTES_MAX, LOST, UNREACHE
 from covenant.model.mcp_servers import McpServer
 from covenant.outbound.call_errors import AddressRefused, CallFailed, too_large
 from covenant.outbound.http_fetcher import Fetcher, check_headers
-from covenant.outbound.remote.remote_registry import place_of
+from covenant.outbound.remote.remote_registry import host_and_port
 
 REFUSED: Final = -32_073
 """A JSON-RPC code of ours: the server refuses the daemon's credentials."""
@@ -48,7 +48,7 @@ async def open_http_session(
     headers = server.sent_headers(secrets)
     check_headers(headers)
     # The settings name this server, so its address is allowed even if it is private.
-    server_fetcher, ended = fetcher.allowing(place_of(server.url)), asyncio.Event()
+    server_fetcher, ended = fetcher.allowing(host_and_port(server.url)), asyncio.Event()
     try:
         server_fetcher.guard.read(server.url)
         transport = _GuardedTransport(name, await server_fetcher.transport())

@@ -21,7 +21,7 @@ from covenant.agents.runtime.turn_limits import RunOnLoop
 from covenant.model.errors import Conflict, WrongType
 from covenant.model.question import Question
 from covenant.model.task_event import StepFailure, StepUpdate
-from covenant.wire.json_input import TOLD_NESTING_MAX
+from covenant.wire.json_input import A2A_NESTING_MAX
 from covenant.wire.validation import checked
 
 RESULT_BYTES_MAX: Final = 256 * 1024
@@ -186,7 +186,7 @@ async def finish(write: Awaitable[T]) -> tuple[T, bool]:
 
 def as_json(step: AskedStep, value: Any, bytes_max: int = RESULT_BYTES_MAX) -> Any:
     try:
-        plain = checked("result", msgspec.to_builtins(value, str_keys=True), Any, TOLD_NESTING_MAX)
+        plain = checked("result", msgspec.to_builtins(value, str_keys=True), Any, A2A_NESTING_MAX)
         size = len(_encode(plain))
     except (TypeError, ValueError, RecursionError, WrongType) as wrong:
         raise StepError("step_result", f"the result of step {step.name!r} cannot be written as JSON: {wrong}") from None

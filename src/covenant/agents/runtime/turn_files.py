@@ -18,7 +18,7 @@ from covenant.model.content import Audio, Content, Embedded, File, Image, Json, 
 from covenant.model.errors import Unavailable, WrongType
 from covenant.model.sanitizer import file_name_of
 from covenant.model.task import account_of
-from covenant.wire.json_input import TOLD_NESTING_MAX
+from covenant.wire.json_input import A2A_NESTING_MAX
 from covenant.wire.validation import checked
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def data(value: Any) -> Json:
         plain = msgspec.to_builtins(value, str_keys=True)
     except (TypeError, ValueError, RecursionError) as wrong:
         raise WrongType("value", str(wrong)) from None
-    return Json(checked("value", plain, Any, TOLD_NESTING_MAX))
+    return Json(checked("value", plain, Any, A2A_NESTING_MAX))
 
 
 def from_base64(text: str) -> bytes:

@@ -98,7 +98,7 @@ class RemoteAgents:
         """A registered agent may be called even at a private address, since the operator wrote its entry."""
         if name is None:
             return self._fetcher
-        place = entry.place
+        place = entry.host_and_port
         if place not in self._meant:
             if len(self._meant) >= FETCHERS_MAX:
                 # Calls under way keep their client. Clients hold nothing open between calls.
@@ -114,7 +114,7 @@ class RemoteAgents:
             self._log.warning("remotes.unusable", entry=name, why=why)
         variables = environment()
         for name in registry:
-            missing = registry.entry(name).missing(variables)
+            missing = registry.entry(name).missing_variable(variables)
             if missing is not None:
                 why = "the variable is not set where the daemon was started; it is called without a token"
                 self._log.warning("remotes.no_token", entry=name, token_env=missing, why=why)
@@ -133,9 +133,9 @@ class Outbound(NamedTuple):
 @asynccontextmanager
 async def open_outbound(settings: OutboundSettings, observer: CallObserver | None = None) -> AsyncIterator[Outbound]:
     """No connection is opened before the first call."""
-    patience_s = settings.connect_ms / 1000
-    resolver = _resolver(settings, patience_s)
-    guard = AddressGuard(settings.allow, resolver=resolver, resolve_s=patience_s)
+    timeout_s = settings.connect_ms / 1000
+    resolver = _resolver(settings, timeout_s)
+    guard = AddressGuard(settings.allow, resolver=resolver, resolve_s=timeout_s)
     fetcher = Fetcher(guard, settings, user_agent=f"covenant/{covenant.__version__}", observer=observer)
     try:
         yield Outbound(guard, fetcher)
@@ -144,10 +144,10 @@ async def open_outbound(settings: OutboundSettings, observer: CallObserver | Non
         resolver.close()
 
 
-def _resolver(settings: OutboundSettings, patience_s: float) -> SystemResolver | NameServerResolver:
+def _resolver(settings: OutboundSettings, timeout_s: float) -> SystemResolver | NameServerResolver:
     if not settings.name_servers:
         return SystemResolver()
     if find_spec("dns") is None:
         raise not_installed("outbound.name_servers", "peers", "dnspython")
     servers = [read_address(text, DNS_PORT) for text in settings.name_servers]
-    return NameServerResolver(servers, patience_s=patience_s)
+    return NameServerResolver(servers, timeout_s=timeout_s)

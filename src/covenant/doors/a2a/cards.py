@@ -31,7 +31,7 @@ from covenant.model.errors import Conflict, Refusal
 from covenant.model.settings import RootForm
 from covenant.model.tenants import DEFAULT
 from covenant.wire import jsonrpc
-from covenant.wire.a2a.card_codec import CombinedCard, encode_card, encode_proto_card_v03, wants_clean
+from covenant.wire.a2a.card_codec import CombinedCard, encode_card, encode_proto_card_v03, reads_v1
 from covenant.wire.a2a.dialects import PROTO_V03, V1, Dialect
 from covenant.wire.a2a.error_codes import Version
 
@@ -252,7 +252,7 @@ class CardPages:
 
 
 def _wants_clean(scope: Scope) -> bool:
-    return wants_clean(headers_of(scope).version(scope))
+    return reads_v1(headers_of(scope).version(scope))
 
 
 def extended_cards(cards: Cards) -> Callable[[A2ARequest, Dialect, str], bytes]:

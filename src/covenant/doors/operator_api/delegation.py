@@ -19,7 +19,7 @@ from covenant.model.peers.delegation_messages import DelegationStatus, Proof, To
 from covenant.model.peers.instance import InstanceId
 from covenant.model.peers.usage_by_day import USAGE_DAYS, PeerUsage, day_of
 from covenant.wire.mailbox import Whole
-from covenant.wire.peers import DelegateRequest, Named
+from covenant.wire.peers import DelegateRequest, NameOrId
 
 Reason = Annotated[str, msgspec.Meta(max_length=500)]
 DELEGATE: Final = "/api/v1/a2a/delegate"
@@ -30,7 +30,7 @@ USAGE: Final = "/api/v1/a2a/usage"
 
 class ListDelegationsRequest(PeerQuery, frozen=True, kw_only=True):
     status: DelegationStatus | Literal["lost"] | None = None
-    peer_id: Named | None = None
+    peer_id: NameOrId | None = None
     role: Literal["requester", "provider"] | None = None
     limit: Page = 20
     offset: Offset = 0
@@ -244,7 +244,7 @@ async def delegation_tree(services: Services, caller: Principal, request: Delega
 class PeerUsageRequest(PeerQuery, frozen=True, kw_only=True):
     """The usage of one peer or of all, on the last `days` days in UTC."""
 
-    peer_id: Named | None = None
+    peer_id: NameOrId | None = None
     profile: Annotated[str, msgspec.Meta(max_length=64)] | None = None
     role: DelegationRole | None = None
     days: Annotated[int, msgspec.Meta(ge=1, le=USAGE_DAYS)] = 7

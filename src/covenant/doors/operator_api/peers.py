@@ -28,7 +28,7 @@ from covenant.model.peers.instance import InstanceId, KeyCertificate, KeyPurpose
 from covenant.model.tenants import DEFAULT
 from covenant.seal.identity import fingerprint_of
 from covenant.wire.mailbox import EmptyRequest, Request, StrictRequest
-from covenant.wire.peers import DelegateRequest, Named
+from covenant.wire.peers import DelegateRequest, NameOrId
 
 PAGE_MAX = 100
 
@@ -122,12 +122,12 @@ class DiscoverPeersRequest(PeerQuery, frozen=True, kw_only=True):
 class ShowCapabilitiesRequest(PeerQuery, frozen=True, kw_only=True):
     """The capabilities of a peer; without `peer_id`, our own."""
 
-    peer_id: Named | None = None
+    peer_id: NameOrId | None = None
     fresh: bool = False
 
 
 class ListPeerMessagesRequest(PeerQuery, frozen=True, kw_only=True):
-    peer_id: Named | None = None
+    peer_id: NameOrId | None = None
     type: Annotated[str, msgspec.Meta(max_length=32)] | None = None
     limit: Page = 20
     offset: Offset = 0

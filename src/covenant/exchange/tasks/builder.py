@@ -28,7 +28,7 @@ from covenant.model.task import DuplicateSafety, Hop, Idempotency, Target, Task
 from covenant.model.task_event import ArtifactUpdate, MessageUpdate, Update
 from covenant.model.tracing import trace_of
 from covenant.wire.call_headers import MEMBERS
-from covenant.wire.json_input import TOLD_NESTING_MAX, deeper_than
+from covenant.wire.json_input import A2A_NESTING_MAX, deeper_than
 
 KEY_LENGTH_MAX: Final = 256
 ID_LENGTH_MAX: Final = 256
@@ -346,8 +346,8 @@ def check_name(name: str | None, where: str) -> None:
 
 
 def check_depth(value: Any, where: str) -> None:
-    if deeper_than(value, TOLD_NESTING_MAX):
-        raise Invalid("invalid_content", f"{where}: nested more than {TOLD_NESTING_MAX} levels deep")
+    if deeper_than(value, A2A_NESTING_MAX):
+        raise Invalid("invalid_content", f"{where}: nested more than {A2A_NESTING_MAX} levels deep")
 
 
 def check_update(update: Update) -> None:

@@ -402,10 +402,10 @@ class PeerDirectory(PeerService):
             if code == NOT_RELAYED:
                 hint = "it must fetch there (peers.relay), and the relay must know it (peers.relay_for)"
                 raise PeerUnavailable(NOT_RELAYED, f"nothing is kept at {address}: {hint}")
-            shown = f" ({code})" if code else ""
+            suffix = f" ({code})" if code else ""
             raise call_failed(
                 "not_a_peer",
-                f"{address}{IDENTITY_PATH} answers {response.status}{shown}; is that an instance?",
+                f"{address}{IDENTITY_PATH} answers {response.status}{suffix}; is that an instance?",
                 passing=response.status >= 500 or response.status == 429,
             )
         try:
