@@ -81,8 +81,8 @@ class RelayStore:
         self._number = 0
         self._usage: defaultdict[tuple[str, str], _Usage] = defaultdict(lambda: _Usage(0, 0))
         """The envelopes and bytes that are kept for each recipient, from each sender, and in all."""
-        self._reserved: dict[tuple[InstanceId, str], StoredEnvelope] = {}
-        """Envelopes that are being written, by recipient and name."""
+        self._writing: dict[tuple[InstanceId, str], asyncio.Task[None]] = {}
+        """Writes that are under way, by the envelope's recipient and name."""
         self._shown: dict[InstanceId, str] = {}
         """The hash of each recipient's last introduction."""
 
@@ -106,7 +106,7 @@ class RelayStore:
             self._kept[InstanceId(folder.name)] = found
 
     def reserve(self, recipient: InstanceId, sender: InstanceId, name: str, size: int, until_ms: int) -> StoredEnvelope:
-        """Reserves room for an envelope. Raises OverLimit."""
+        """Reserves room for an envelope, which is to be written. Raises OverLimit."""
         for use, what in (
             (self._usage["to", recipient], "for this recipient"),
             (self._usage["by", sender], "from you"),
@@ -118,7 +118,7 @@ class RelayStore:
         if self._usage["all", ""].bytes + size > self._limits.bytes_max:
             raise OverLimit("relay_full", "this relay is full; try again later", retry_after_ms=RETRY_MS)
         self._number += 1
-        made = self._reserved[recipient, name] = StoredEnvelope(self._number, until_ms, sender, name, size)
+        made = StoredEnvelope(self._number, until_ms, sender, name, size)
         self._count(recipient, made, 1)
         return made
 
@@ -132,12 +132,16 @@ class RelayStore:
     def _held(self, recipient: InstanceId) -> OrderedDict[str, StoredEnvelope]:
         return self._kept.get(recipient) or OrderedDict()
 
-    def find(self, recipient: InstanceId, name: str) -> StoredEnvelope | None:
-        return self._held(recipient).get(name) or self._reserved.get((recipient, name))
+    async def find(self, recipient: InstanceId, name: str) -> StoredEnvelope | None:
+        """The envelope of this name. Waits for one that is being written."""
+        while (writing := self._writing.get((recipient, name))) is not None:
+            await asyncio.wait((writing,))
+        return self._held(recipient).get(name)
 
     async def write(self, recipient: InstanceId, kept: StoredEnvelope, data: bytes) -> None:
         """Returns when the envelope is on disk. It is written even if its sender hangs up: every file is counted."""
-        await asyncio.shield(self._put(recipient, kept, data))
+        writing = self._writing[recipient, kept.name] = asyncio.ensure_future(self._put(recipient, kept, data))
+        await asyncio.shield(writing)
 
     async def _put(self, recipient: InstanceId, kept: StoredEnvelope, data: bytes) -> None:
         folder = self._folder / recipient
@@ -149,7 +153,7 @@ class RelayStore:
         else:
             self._kept.setdefault(recipient, OrderedDict())[kept.name] = kept
         finally:
-            del self._reserved[recipient, kept.name]
+            del self._writing[recipient, kept.name]
 
     def _write(self, folder: Path, name: str, data: bytes) -> None:
         if not folder.is_dir():
@@ -275,10 +279,11 @@ class Relay(PeerService):
         if self._store is None or self._relayed(recipient) is None:
             raise NotFound("not_relayed", "this relay keeps nothing for that instance")
         name = hashlib.sha256(f"{sender}\n{header.jti}".encode()).hexdigest()[:32]
-        known = self._store.find(recipient, name)
+        await self._store.drop_stale(recipient)
+        # Nothing is awaited between this look and the write, or the envelope could be kept twice.
+        known = await self._store.find(recipient, name)
         if known is not None:
             return known.until_ms, True
-        await self._store.drop_stale(recipient)
         until_ms = min(header.exp, self._now_ms() + self._settings.relay_keep_ms)
         kept = self._store.reserve(recipient, sender, name, len(body), until_ms)
         await self._store.write(recipient, kept, body)
