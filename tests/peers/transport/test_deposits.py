@@ -293,5 +293,5 @@ async def test_a_relay_that_makes_up_senders_has_a_bounded_number_of_them_looked
             body = made_up.seal(
                 encode(cancel(1)), typ="delegation_cancel", to=carl.id, prekey=prekey, now_ms=now_ms, seq=1
             )
-            assert not await carl.inbox.follows(body)
+            assert not await carl.inbox.follow_sender(body)
         assert len(relay.requests) == ALL_LOOK_UPS_PER_MIN
