@@ -2,9 +2,11 @@
 
 The bytes are in chunks in the database, or elsewhere (`UploadBytes`), by the id of their upload. They belong to no blob
 until one transaction creates the blob and its first reference; if the space already has this content, they are dropped.
-Referring and collecting lock the row of a blob: so one of the two sees what the other has done. An upload has a row
-while it is under way, and again once its blob is gone, until its bytes are: so the uploads of a dead daemon are
-collected, wherever they are.
+Referring and collecting lock the row of a blob: so one of the two sees what the other has done.
+
+An upload has a row until its blob is published, and again once its blob is gone, until its bytes are dropped: so the
+uploads of a dead daemon are collected, wherever their bytes are. The row is locked to publish the blob, and condemned
+before the bytes are dropped: a published blob keeps its bytes, and a condemned upload is not published.
 """
 
 from __future__ import annotations
@@ -139,7 +141,7 @@ class BlobRows:
             if not left:
                 break
         with suppress(Unavailable):  # a later pass continues
-            for row in await self.ask("stale_uploads", before_ms=before_ms):
+            for row in await self.ask("condemn_stale_uploads", before_ms=before_ms):
                 await self.drop(row["id"])
         more = not left or looked == COLLECTED_MAX
         self._cursor = self._cursor if more else ("", "", "")
@@ -152,7 +154,7 @@ class BlobRows:
                 await _one(db, "drop_references", **whose, tasks=lost)
             row = await db.fetchrow(statement(FILE, "collect").text, *statement(FILE, "collect").values(whose))
             if row is not None:
-                await _one(db, "condemn", upload_id=row["upload_id"])
+                await _one(db, "condemned_upload", upload_id=row["upload_id"])
         if row is None:
             return len(lost), None
         with suppress(Unavailable):  # a later pass drops it
@@ -232,6 +234,12 @@ class RowsWriter:
             await self._kept.finish()
             async with self._store.connections.transaction() as db:
                 await _one(db, "lock_space", space=self._space)
+                if await _one(db, "lock_upload", upload_id=self._upload_id) is None:
+                    with suppress(Unavailable):
+                        await self._store.kept.drop(self._upload_id)  # the bytes that came after the collector
+                    raise Unavailable(
+                        "blobs_unavailable", "the upload took longer than blobs.kept_ms and was dropped; repeat it"
+                    )
                 stored = await _one(db, "touch", **whose) is not None
                 if not stored:
                     usage = statement(FILE, "usage")
@@ -255,8 +263,10 @@ class RowsWriter:
         return blob
 
     async def discard(self) -> None:
+        """Drops the upload, unless its blob was published: the answer to that commit may have been lost."""
         with suppress(Unavailable):  # the collector drops it
-            await self._store.drop(self._upload_id)
+            if await self._store.ask("condemn_upload", upload_id=self._upload_id):
+                await self._store.drop(self._upload_id)
 
 
 class ChunkRows:
