@@ -66,6 +66,8 @@ MOVE_POINTS: Final = (
     "move.commit",  # the target is compared, the database is about to commit
     "move.mark",  # the database has the ledger, the home is not marked so
     "move.publish",  # the database has released the ledger, the home has it in a staging folder
+    "move.place",  # the journal is in its place in the home, the other files are still in the staging folder
+    "move.unmark",  # every file is in its place, the home is still marked
 )
 """Points of a move between a home and a database."""
 _KNOWN: Final = frozenset((*POINTS, *BLOB_POINTS, *MOVE_POINTS))

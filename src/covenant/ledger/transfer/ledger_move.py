@@ -160,14 +160,17 @@ class Mover:
         with lock_home(self._home):
             if mark is None or mark.state in IN_DATABASE:
                 mark = self._mark("returning")
+            measures: Mapping[str, Measure] | None = None
             async with self._database() as connection:
                 if await _value(connection, "moved", id=mark.id) is None:
                     measures = await self._take(connection, staged, mark)
-                else:
-                    with closing(HomeContents(staged, self._limits)) as contents:
-                        measures = await measure(contents)
             fault_points.point("move.publish")
             self._publish(staged)
+            if measures is None:
+                with closing(HomeContents(self._home, self._limits)) as contents:
+                    measures = await measure(contents)
+            fault_points.point("move.unmark")
+            remove_mark(self._home)
         return Moved(measures)
 
     async def _take(self, connection: asyncpg.Connection[Any], staged: Path, mark: MovedMark) -> Mapping[str, Measure]:
@@ -201,21 +204,29 @@ class Mover:
         return measures
 
     def _publish(self, staged: Path) -> None:
-        """Sets the home's earlier ledger files aside, and puts the new ones in their place."""
-        aside = next(each for at in range(1, 1_000) if not (each := self._home / f"moved-{at}").exists())
-        make_owned_folder(aside)
-        for name in LEDGER_FILES:
-            new, old = staged / name, self._home / name
-            if old.exists() and (new.exists() or name not in ("journal", ARCHIVE_NAME, FOLDER_NAME, NOTES_NAME)):
-                old.replace(aside / name)
-        (staged / "lock").unlink(missing_ok=True)
-        for path in sorted(staged.iterdir()):
-            path.replace(self._home / path.name)
-        if not any(aside.iterdir()):
-            aside.rmdir()
-        staged.rmdir()
+        """Sets the home's earlier ledger files aside, and puts the new ones in their place.
+
+        The journal comes first: once it has left the staging folder, no earlier file is left to be set aside. So the
+        rest can be done by another process after a crash.
+        """
+        if (staged / "journal").exists():
+            aside = next(each for at in range(1, 1_000) if not (each := self._home / f"moved-{at}").exists())
+            make_owned_folder(aside)
+            for name in LEDGER_FILES:
+                if (self._home / name).exists():
+                    (self._home / name).replace(aside / name)
+            if not any(aside.iterdir()):
+                aside.rmdir()
+            sync_dir(self._home)
+            (staged / "journal").replace(self._home / "journal")
+            sync_dir(self._home)
+        fault_points.point("move.place")
+        if staged.exists():
+            (staged / "lock").unlink(missing_ok=True)
+            for path in tuple(staged.iterdir()):
+                path.replace(self._home / path.name)
+            staged.rmdir()
         sync_dir(self._home)
-        remove_mark(self._home)
 
     async def _check_target(self, connection: asyncpg.Connection[Any]) -> None:
         await self._check_alone(connection)
