@@ -164,8 +164,9 @@ class ChangeLog:
         self.position = self.newest
         if not self.on:
             return
-        if len(self._remote_tasks) >= RECORDS_MAX:
+        if max(len(self._remote_tasks), len(self._remote_pushes)) >= RECORDS_MAX:
             self._remote_tasks.clear()
+            self._remote_pushes.clear()
             self._complete = False
         self._remote_tasks += [(task_id, at_ms) for task_id in tasks]
         self._remote_peers.update(peers)
