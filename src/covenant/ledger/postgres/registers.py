@@ -170,13 +170,19 @@ class Registers(Registries):
     def _put_peer_row(self, name: str, peer: Peer | None) -> None:
         if peer is not None:
             self._put_peer(peer)
-        elif (old := self.peers.pop(InstanceId(name), None)) is not None and self._peers_by_name[old.name].id == name:
-            del self._peers_by_name[old.name]
+        elif (old := self.peers.pop(InstanceId(name), None)) is not None:
+            self._drop_peer_name(old)
+
+    def _drop_peer_name(self, peer: Peer) -> None:
+        """Another peer may have the name by now: a register's rows do not come in the order of their changes."""
+        named = self._peers_by_name.get(peer.name)
+        if named is not None and named.id == peer.id:
+            del self._peers_by_name[peer.name]
 
     def _put_peer(self, peer: Peer) -> None:
         old = self.peers.get(peer.id)
         if old is not None:
-            self._peers_by_name.pop(old.name, None)
+            self._drop_peer_name(old)
             if old.heard_at_ms > peer.heard_at_ms:
                 peer = effects.last_heard(peer, old.heard_at_ms)
         self.peers[peer.id] = self._peers_by_name[peer.name] = peer
