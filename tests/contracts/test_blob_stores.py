@@ -39,7 +39,7 @@ async def s3_store(databases: Databases) -> AsyncIterator[S3Store]:
     engine = PostgresEngine(url)
     await engine.open()
     async with s3_server() as server:
-        rows = await open_blob_rows(url, kept=objects_of(server))
+        rows = await open_blob_rows(url, upload_bytes=objects_of(server))
         yield S3Store(rows, server)
         await rows.close()
     await engine.close()

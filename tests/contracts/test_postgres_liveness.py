@@ -578,7 +578,7 @@ async def test_old_news_that_another_node_deletes_are_left_to_it(engine: Postgre
         )
         async with first.transaction():
             await first.execute("SELECT FROM news WHERE writer = 99 AND seq <= 3 FOR UPDATE")
-            await asyncio.wait_for(connections.run("nodes", second, "forget_news", kept_s=60.0), BOUND_S)
+            await asyncio.wait_for(connections.execute("nodes", second, "forget_news", kept_s=60.0), BOUND_S)
         left = await first.fetch("SELECT seq FROM news WHERE writer = 99 ORDER BY seq")
         assert [row["seq"] for row in left] == [1, 2, 3]
     finally:

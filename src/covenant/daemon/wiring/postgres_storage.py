@@ -116,12 +116,14 @@ async def open_shared_blobs(settings: Settings, stack: AsyncExitStack) -> BlobSt
     Resources to close later are put on the stack. Raises SettingsError, but not for a bucket that cannot be reached.
     """
     postgres = await asyncio.to_thread(import_postgres, "open_postgres")
-    kept = await _open_bucket(settings, stack) if settings.blobs.url else None
+    bucket = await _open_bucket(settings, stack) if settings.blobs.url else None
     try:
-        blobs: BlobStore = await postgres.open_blob_rows(settings.ledger.url, pooler=settings.ledger.pooler, kept=kept)
+        blobs: BlobStore = await postgres.open_blob_rows(
+            settings.ledger.url, pooler=settings.ledger.pooler, upload_bytes=bucket
+        )
     except BaseException:
-        if kept is not None:
-            await kept.close()
+        if bucket is not None:
+            await bucket.close()
         raise
     return blobs
 

@@ -14,13 +14,13 @@ from covenant.ledger.machine.states import DRAINED, LEASED, SETTLED
 from covenant.ledger.postgres.batch_items import Committed
 from covenant.ledger.postgres.batch_state import BatchState
 from covenant.ledger.postgres.cache_rows import key_text
+from covenant.ledger.postgres.connections import execute
 from covenant.ledger.postgres.counters import counts_of_batch
 from covenant.ledger.postgres.news import encode_topics
 from covenant.ledger.postgres.node_runs import Joined
 from covenant.ledger.postgres.push_rows import idle_at_ms
 from covenant.ledger.postgres.queue_head import Floors
 from covenant.ledger.postgres.registers import RegisterRow
-from covenant.ledger.postgres.sql import statement
 from covenant.ledger.postgres.stored_task import BIGINT_MAX, Slot, column, encode_head, encode_rest
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -222,8 +222,7 @@ def heads_left(prefix: str, name: str, places: Iterable[tuple[str, int]], floors
 async def write_beside(connection: asyncpg.Connection[Any], work: BatchState, chain: str) -> None:
     """Writes the rows that few batches have."""
     for name, values in _beside(work, chain):
-        asked = statement("write", name)
-        await connection.execute(asked.text, *asked.values(values))
+        await execute("write", connection, name, **values)
 
 
 def _beside(work: BatchState, chain: str) -> Iterable[tuple[str, dict[str, Any]]]:
@@ -314,13 +313,12 @@ def _shared(work: BatchState) -> Iterable[tuple[str, dict[str, Any]]]:
 async def write_registers(
     connection: asyncpg.Connection[Any], rows: Sequence[RegisterRow], version: int, work: BatchState
 ) -> None:
-    bumped, put = statement("write", "registers"), statement("write", "register_rows")
-    await connection.execute(bumped.text, *bumped.values({"version": version}))
-    values = {
-        "version": version,
-        "kinds": [row.kind for row in rows],
-        "names": [column(row.name) for row in rows],
-        "made": [work.next_place() for _ in rows],
-        "bodies": [_encode(row.body).decode() if row.body is not None else None for row in rows],
-    }
-    await connection.execute(put.text, *put.values(values))
+    await execute("write", connection, "registers", version=version)
+    await execute(
+        *("write", connection, "register_rows"),
+        version=version,
+        kinds=[row.kind for row in rows],
+        names=[column(row.name) for row in rows],
+        made=[work.next_place() for _ in rows],
+        bodies=[_encode(row.body).decode() if row.body is not None else None for row in rows],
+    )

@@ -17,6 +17,7 @@ from uuid import uuid4
 import asyncpg
 import msgspec
 
+from covenant.ledger.postgres.connections import execute
 from covenant.ledger.postgres.sql import Statement, statement, statements
 
 _PARTS: Final = (
@@ -259,5 +260,5 @@ async def rehearse_batch(connection: asyncpg.Connection[Any]) -> None:
     with suppress(asyncpg.DivisionByZeroError):
         await connection.fetchrow(batch.text, *batch.values(nobody))
     async with connection.transaction():
-        await connection.execute(statement("write", "room_used").text)
-        await connection.execute(statement("write", "room_left").text)
+        await execute("write", connection, "room_used")
+        await execute("write", connection, "room_left")

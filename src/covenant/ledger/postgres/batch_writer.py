@@ -37,7 +37,7 @@ from covenant.ledger.postgres.batch_items import (
 from covenant.ledger.postgres.batch_rows import batch_values, heads_left, write_beside, write_registers
 from covenant.ledger.postgres.batch_state import BatchState
 from covenant.ledger.postgres.batch_statement import rehearse_batch, write_batch
-from covenant.ledger.postgres.connections import Connections
+from covenant.ledger.postgres.connections import Connections, fetch_rows, fetch_value
 from covenant.ledger.postgres.counters import Counters
 from covenant.ledger.postgres.database_errors import (
     BROKEN,
@@ -58,7 +58,6 @@ from covenant.ledger.postgres.news import topics_of
 from covenant.ledger.postgres.node_runs import Joined
 from covenant.ledger.postgres.nodes import Membership
 from covenant.ledger.postgres.registers import REGISTER_EVENTS, RegisterRow, Registers, refresh_registers
-from covenant.ledger.postgres.sql import statement
 from covenant.ledger.postgres.writer_connection import WriterConnection
 from covenant.model.errors import Unavailable
 from covenant.model.grant import AuditHead
@@ -474,18 +473,16 @@ class BatchWriter:
         return committed
 
     async def _begin(self, connection: asyncpg.Connection[Any], batch: list[Item]) -> tuple[BatchState, Loader, int]:
-        asked = statement("load", "begin")
-        row = await connection.fetchrow(
-            asked.text, *asked.values({"writer": self._joined.writer, "boot": self._joined.boot})
-        )
-        if row is None:
+        rows = await fetch_rows("load", connection, "begin", writer=self._joined.writer, boot=self._joined.boot)
+        if not rows:
             raise Fenced
+        row = rows[0]
         if row["seq"] != self.seq:
             raise RolledBack(f"its last batch is {row['seq']}, and this daemon's is {self.seq}")
         version: int = row["version"]
         if not isinstance(batch[0].command, TOGETHER):
             # The batch may change a register: such batches go one after the other, on the newest version.
-            version = await connection.fetchval(statement("nodes", "lock_registers").text)
+            version = await fetch_value("nodes", connection, "lock_registers")
         inputs = self.inputs
         if version != inputs.registers.version:
             self._on_registers(await refresh_registers(connection, inputs.registers))

@@ -41,21 +41,22 @@ WRITER_SETTINGS: Final = {
 SETTINGS: Final = {"application_name": "covenant", "jit": "off", "idle_in_transaction_session_timeout": "10s"}
 
 
-async def ask_rows(file: str, connection: asyncpg.Connection[Any], name: str, **values: Any) -> list[Any]:
+async def fetch_rows(file: str, connection: asyncpg.Connection[Any], name: str, /, **values: Any) -> list[Any]:
     """The rows of a named statement of a file."""
-    asked = statement(file, name)
-    rows: list[Any] = await connection.fetch(asked.text, *asked.values(values))
+    query = statement(file, name)
+    rows: list[Any] = await connection.fetch(query.text, *query.values(values))
     return rows
 
 
-async def ask_value(file: str, connection: asyncpg.Connection[Any], name: str, **values: Any) -> Any:
-    asked = statement(file, name)
-    return await connection.fetchval(asked.text, *asked.values(values))
+async def fetch_value(file: str, connection: asyncpg.Connection[Any], name: str, /, **values: Any) -> Any:
+    """The first column of the first row; None if there is no row."""
+    query = statement(file, name)
+    return await connection.fetchval(query.text, *query.values(values))
 
 
-async def run(file: str, connection: asyncpg.Connection[Any], name: str, **values: Any) -> None:
-    asked = statement(file, name)
-    await connection.execute(asked.text, *asked.values(values))
+async def execute(file: str, connection: asyncpg.Connection[Any], name: str, /, **values: Any) -> None:
+    query = statement(file, name)
+    await connection.execute(query.text, *query.values(values))
 
 
 async def _reset(connection: asyncpg.Connection[Any]) -> None:
@@ -146,16 +147,20 @@ class Connections:
         with suppress(*UNAVAILABLE, asyncpg.PostgresError):
             connection = await self.connect(connect_s=within_s, command_s=within_s)
             try:
-                return bool(await ask_value("nodes", connection, "waiting_for_standby"))
+                return bool(await fetch_value("nodes", connection, "waiting_for_standby"))
             finally:
                 connection.terminate()
         return False
 
-    async def fetch(self, asked: Statement, values: dict[str, Any]) -> Sequence[Row]:
+    async def fetch(self, query: Statement, values: dict[str, Any]) -> Sequence[Row]:
         assert self._readers is not None
         with translated():
-            rows: Sequence[Row] = await self._readers.fetch(asked.text, *asked.values(values))
+            rows: Sequence[Row] = await self._readers.fetch(query.text, *query.values(values))
         return rows
+
+    async def rows(self, file: str, name: str, /, **values: Any) -> Sequence[Row]:
+        """The rows of a named statement of a file."""
+        return await self.fetch(statement(file, name), values)
 
     async def execute(self, text: str, timeout_s: float) -> None:
         assert self._readers is not None

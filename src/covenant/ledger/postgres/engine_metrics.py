@@ -11,7 +11,6 @@ from covenant.ledger.postgres.batch_writer import BatchWriter
 from covenant.ledger.postgres.connections import Connections
 from covenant.ledger.postgres.counters import Counters
 from covenant.ledger.postgres.nodes import Membership
-from covenant.ledger.postgres.sql import statement
 from covenant.ledger.postgres.stored_task import decode_rest
 from covenant.ledger.postgres.task_history import History
 from covenant.model.errors import Unavailable
@@ -71,7 +70,7 @@ class EngineMetrics:
         now_s = asyncio.get_running_loop().time()
         if now_s - self._asked_s >= KEPT_S:
             self._asked_s = now_s
-            (row,) = await self._connections.fetch(statement("nodes", "operating"), {})
+            (row,) = await self._connections.rows("nodes", "operating")
             self._known = {name: int(row[name]) for name in row.keys()}  # noqa: SIM118  (a row is no mapping)
         return self._known
 

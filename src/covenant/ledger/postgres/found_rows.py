@@ -111,8 +111,8 @@ def running_total(totals: Iterable[tuple[str, int]], query: TaskQuery) -> int:
     total = 0
     for lane, count in totals:
         tenant, display, _, word = lane.split(" ")
-        asked = ((query.tenant, tenant), (query.within, tenant), (query.agent, display))
-        if word in words and all(wanted in (None, given) for wanted, given in asked):
+        filters = ((query.tenant, tenant), (query.within, tenant), (query.agent, display))
+        if word in words and all(wanted in (None, value) for wanted, value in filters):
             total += count
     return total
 
@@ -185,7 +185,7 @@ class Search:
             unusual = [] if Ending.COMPLETED in query.outcomes else ["a2a_state <> 'completed'"]
             yield " AND ".join([*unusual, _among("a2a_state", [outcome.value for outcome in query.outcomes])])
         if query.interruptions:
-            yield _among("a2a_state", [asked.value for asked in query.interruptions])
+            yield _among("a2a_state", [interruption.value for interruption in query.interruptions])
 
 
 def _among(column_name: str, words: Sequence[str]) -> str:
@@ -199,14 +199,14 @@ def _among(column_name: str, words: Sequence[str]) -> str:
 async def _search(db: Database, query: TaskQuery) -> Search:
     if query.id is None or len(query.id) < PREFIX_MIN:
         return Search(query)
-    asked = Statement(statements("found")["begun_so"])
+    by_prefix = Statement(statements("found")["with_prefix"])
     values = {"id_from": query.id, "id_to": f"{query.id}~", "count": FEW + 1}
-    numbers = [row["no"] for row in await db.fetch(asked.text, *asked.values(values))]
+    numbers = [row["no"] for row in await _fetch(db, by_prefix, values)]
     return Search(query, numbers if len(numbers) <= FEW else None)
 
 
-async def _fetch(db: Database, asked: Statement, values: dict[str, Any]) -> list[Row]:
-    return list(await db.fetch(asked.text, *asked.values(values)))
+async def _fetch(db: Database, query: Statement, values: dict[str, Any]) -> list[Row]:
+    return list(await db.fetch(query.text, *query.values(values)))
 
 
 async def _page(db: Database, search: Search) -> tuple[list[FoundTask], Place | None]:

@@ -21,6 +21,7 @@ from covenant.ledger.machine.view import Cached, Remembered
 from covenant.ledger.postgres.batch_items import Item, split_events
 from covenant.ledger.postgres.batch_state import BatchState
 from covenant.ledger.postgres.cache_rows import OldResult, SharedWork, key_text
+from covenant.ledger.postgres.connections import fetch_rows, fetch_value
 from covenant.ledger.postgres.missing_rows import (
     Missing,
     Want,
@@ -47,7 +48,6 @@ from covenant.ledger.postgres.missing_rows import (
     WantUses,
 )
 from covenant.ledger.postgres.queue_head import LOWEST, Floors
-from covenant.ledger.postgres.sql import statement
 from covenant.ledger.postgres.stored_task import Row, Slot, column, decode_archived, decode_entry, decode_task
 from covenant.model.errors import Refusal
 from covenant.model.ids import TaskId
@@ -90,13 +90,10 @@ class Loader:
                     raise asyncpg.UndefinedColumnError(f"column {error} does not exist") from error
 
     async def _rows(self, name: str, **values: Any) -> Sequence[Row]:
-        asked = statement("load", name)
-        rows: Sequence[Row] = await self._connection.fetch(asked.text, *asked.values(values))
-        return rows
+        return await fetch_rows("load", self._connection, name, **values)
 
     async def _value(self, name: str, **values: Any) -> Any:
-        asked = statement("load", name)
-        return await self._connection.fetchval(asked.text, *asked.values(values))
+        return await fetch_value("load", self._connection, name, **values)
 
     async def tasks(self, into: BatchState, wants: Sequence[WantTask]) -> None:
         left = {want.task_id for want in wants}

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import asyncpg
 
-from covenant.ledger.postgres.connections import Connections, ask_rows
+from covenant.ledger.postgres.connections import Connections, fetch_rows
 from covenant.ledger.postgres.database_errors import UNAVAILABLE, altered, lost_if_dropped
 from covenant.ledger.postgres.sql import text
 from covenant.model.errors import CovenantError
@@ -114,7 +114,7 @@ async def check_durability(connection: asyncpg.Connection[Any]) -> None:
 
 async def find_lost_tasks(connection: asyncpg.Connection[Any]) -> str | None:
     """What is wrong if open tasks are gone, as after `TRUNCATE live`. With very many left, a few are not missed."""
-    (row,) = await ask_rows("nodes", connection, "live_rows", most=ROWS_LOOKED_AT)
+    (row,) = await fetch_rows("nodes", connection, "live_rows", most=ROWS_LOOKED_AT)
     counted, found = row["counted"], row["found"]
     if found >= min(counted, ROWS_LOOKED_AT):
         return None
@@ -166,7 +166,7 @@ async def find_altered(connection: asyncpg.Connection[Any]) -> Altered:
         made, found = [await _read_schema(connection, schema, tables) for schema in (temporary, here)]
     finally:
         await making.rollback()
-    rights = await ask_rows("nodes", connection, "rights_missing", schema=here, tables=tables)
+    rights = await fetch_rows("nodes", connection, "rights_missing", schema=here, tables=tables)
     others = [
         *_different(made.indexes, found.indexes, "the index "),
         *(f"{bound}, which is not of the ledger" for bound in sorted(found.bounds - made.bounds)),
@@ -182,9 +182,9 @@ def _different(made: dict[tuple[str, str], str], found: dict[tuple[str, str], st
 
 
 async def _read_schema(connection: asyncpg.Connection[Any], schema: str, tables: Sequence[str]) -> _Schema:
-    columns = await ask_rows("nodes", connection, "columns", schema=schema)
-    indexes = await ask_rows("nodes", connection, "indexes", schema=schema)
-    bounds = await ask_rows("nodes", connection, "bounds", schema=schema, tables=tables)
+    columns = await fetch_rows("nodes", connection, "columns", schema=schema)
+    indexes = await fetch_rows("nodes", connection, "indexes", schema=schema)
+    bounds = await fetch_rows("nodes", connection, "bounds", schema=schema, tables=tables)
     return _Schema(
         {(row["table_name"], row["column_name"]): row["data_type"] for row in columns},
         {(row["table_name"], row["name"]): row["definition"] for row in indexes},

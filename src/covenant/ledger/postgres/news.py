@@ -25,7 +25,7 @@ from covenant.ledger.machine.events import (
     peer_of,
 )
 from covenant.ledger.postgres.batch_state import BatchState
-from covenant.ledger.postgres.connections import ask_value, run
+from covenant.ledger.postgres.connections import execute, fetch_value
 from covenant.ledger.postgres.counters import Count
 from covenant.ledger.postgres.stored_task import is_task_event
 from covenant.ledger.watchers import LEASE_ENDS, step_of
@@ -184,10 +184,10 @@ async def was_written(
 ) -> bool | None:
     """Whether this batch was written. `give_up`: if not, it never will be; None if this run is fenced."""
     values = {"writer": writer, "boot": boot, "seq": seq, "topics": NOTHING}
-    if give_up and await ask_value("nodes", connection, "writer_seq", **values) is None:
+    if give_up and await fetch_value("nodes", connection, "writer_seq", **values) is None:
         return None
-    topics = await ask_value("nodes", connection, "news_of", **values)
+    topics = await fetch_value("nodes", connection, "news_of", **values)
     if topics is None and give_up:
         # The batch may still be in flight: its number is used up, so that it comes too late.
-        await run("nodes", connection, "skip", **values)
+        await execute("nodes", connection, "skip", **values)
     return topics is not None and topics != NOTHING

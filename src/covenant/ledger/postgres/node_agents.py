@@ -14,7 +14,6 @@ from covenant.ledger.postgres.connections import Connections
 from covenant.ledger.postgres.database_errors import UNAVAILABLE
 from covenant.ledger.postgres.nodes import STOP_S, Membership
 from covenant.ledger.postgres.registers import Registers, StoredResident, resident_name
-from covenant.ledger.postgres.sql import statement
 from covenant.ledger.postgres.stored_task import column
 from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.errors import Unavailable
@@ -48,12 +47,12 @@ class NodeAgents:
         self._announced, node, boot = agents, self._node, self._membership.boot
         if not agents and not any(each.node == node for each in self._registers.residents.values()):
             return  # other nodes would never see a version without a row
-        values = {
-            "prefix": column(f"[{msgspec.json.encode(node).decode()},"),
-            "names": [column(resident_name(node, agent)) for agent in agents],
-            "bodies": [msgspec.json.encode(StoredResident(node, boot, agent)).decode() for agent in agents],
-        }
-        (row,) = await self._connections.fetch(statement("nodes", "announce"), values)
+        (row,) = await self._connections.rows(
+            *("nodes", "announce"),
+            prefix=column(f"[{msgspec.json.encode(node).decode()},"),
+            names=[column(resident_name(node, agent)) for agent in agents],
+            bodies=[msgspec.json.encode(StoredResident(node, boot, agent)).decode() for agent in agents],
+        )
         await self._membership.look()
         await self._membership.acknowledged(row["version"])
 

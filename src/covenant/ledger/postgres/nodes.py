@@ -18,7 +18,7 @@ from typing import Any, Final
 import asyncpg
 
 from covenant.ledger.contract.identities import Register, RegisterChange
-from covenant.ledger.postgres.connections import SETTINGS, Connections, ask_rows, ask_value, run
+from covenant.ledger.postgres.connections import SETTINGS, Connections, execute, fetch_rows, fetch_value
 from covenant.ledger.postgres.counters import Count, Counters
 from covenant.ledger.postgres.database_errors import UNAVAILABLE, describe_trouble, fenced, lost_if_dropped, translated
 from covenant.ledger.postgres.migrations import LEVEL
@@ -47,7 +47,7 @@ ACKNOWLEDGE_S: Final = 0.01
 
 log = logging.getLogger(__name__)
 
-_rows, _value, _execute = partial(ask_rows, "nodes"), partial(ask_value, "nodes"), partial(run, "nodes")
+_rows, _value, _execute = partial(fetch_rows, "nodes"), partial(fetch_value, "nodes"), partial(execute, "nodes")
 
 
 class Membership:

@@ -93,11 +93,14 @@ async def open_postgres_ledger(
     return ledger
 
 
-async def open_blob_rows(dsn: str, *, pooler: bool = False, kept: UploadBytes | None = None) -> BlobRows:
-    """The blob store of an open ledger. `kept`: the bytes' own store, if any. Raises DatabaseUnusable."""
+async def open_blob_rows(dsn: str, *, pooler: bool = False, upload_bytes: UploadBytes | None = None) -> BlobRows:
+    """The blob store of an open ledger. `upload_bytes`: the store of the bytes, if not the database.
+
+    Raises DatabaseUnusable.
+    """
     connections = Connections(dsn, pooler=pooler)
     try:
         await connections.open()
     except (*UNAVAILABLE, asyncpg.PostgresError, ValueError) as error:
         raise unusable(error) from error
-    return BlobRows(connections, kept)
+    return BlobRows(connections, upload_bytes)

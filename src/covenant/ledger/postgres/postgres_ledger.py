@@ -36,7 +36,7 @@ from covenant.ledger.machine.entry import Entry
 from covenant.ledger.postgres.audit_log import AuditLog
 from covenant.ledger.postgres.batch_items import Committed
 from covenant.ledger.postgres.batch_writer import BatchWriter
-from covenant.ledger.postgres.connections import Connections, ask_rows
+from covenant.ledger.postgres.connections import Connections, fetch_rows
 from covenant.ledger.postgres.counters import Counters
 from covenant.ledger.postgres.engine_metrics import EngineMetrics
 from covenant.ledger.postgres.found_rows import count_lanes, find_tasks
@@ -179,7 +179,7 @@ class PostgresLedger:
 
     async def _begun(self, connection: asyncpg.Connection[Any]) -> None:
         """Stops the workers of the lost run, and ends watches, whose readers begin again."""
-        rows = await ask_rows("history", connection, "held_before", node=self.node, boot=self.boot)
+        rows = await fetch_rows("history", connection, "held_before", node=self.node, boot=self.boot)
         self._signals.notify(lost=[TaskId(row["task_id"]) for row in rows])
         self._steps.cut()
         self._node_agents.announce_again()

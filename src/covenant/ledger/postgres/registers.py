@@ -33,7 +33,7 @@ from covenant.ledger.machine.events import (
     TenantRemoved,
     TokenRevoked,
 )
-from covenant.ledger.postgres.sql import statement
+from covenant.ledger.postgres.connections import fetch_rows
 from covenant.ledger.registries import Registries
 from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.grant import Grant, Identity
@@ -272,9 +272,8 @@ REGISTER_EVENTS: Final = frozenset(_ROWS)
 
 async def refresh_registers(connection: asyncpg.Connection[Any], registers: Registers) -> list[RegisterChange]:
     """Applies changes of the registers since the known version."""
-    asked = statement("nodes", "registers")
-    rows = await connection.fetch(asked.text, *asked.values({"version": registers.version}))
     known = registers.version
+    rows = await fetch_rows("nodes", connection, "registers", version=known)
     new = [row for row in rows if row["version"] > known]
     changes = registers.put(decode_row(row["kind"], row["name"], row["body"]) for row in new)
     registers.version = max([known, *(row["version"] for row in new)])

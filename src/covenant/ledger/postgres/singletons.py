@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from covenant.ledger.postgres.sql import statement
+from covenant.ledger.postgres.connections import execute, fetch_rows
 
 if TYPE_CHECKING:
     import asyncpg
@@ -55,10 +55,10 @@ class Singletons:
         wished = self._rows_to_hold(holders)
         released = list(self._leaving - wished)
         if released:
-            await _execute(connection, "release", names=released, node=self._node, boot=boot)
+            await execute("nodes", connection, "release", names=released, node=self._node, boot=boot)
         free = sorted(wished - holders.keys())
         if free:
-            await _execute(connection, "lead", names=free, node=self._node, boot=boot)
+            await execute("nodes", connection, "lead", names=free, node=self._node, boot=boot)
         if free or released:
             holders = await self._holders(connection)
             wished = self._rows_to_hold(holders)
@@ -66,8 +66,7 @@ class Singletons:
         self._led, self._leaving = held & wished, held - wished
 
     async def _holders(self, connection: asyncpg.Connection[Any]) -> dict[str, str]:
-        asked = statement("nodes", "held")
-        return {row["name"]: row["node"] for row in await connection.fetch(asked.text)}
+        return {row["name"]: row["node"] for row in await fetch_rows("nodes", connection, "held")}
 
     def _rows_to_hold(self, holders: dict[str, str]) -> set[str]:
         works = set(self._parts.values())
@@ -90,8 +89,3 @@ def _member(work: str, node: str) -> str:
 def _owner(name: str, nodes: Iterable[str]) -> str:
     """The owner of a part: the same at every node that knows the same nodes. A new node takes only its own share."""
     return max(nodes, key=lambda node: hashlib.sha256(f"{node}\n{name}".encode()).digest())
-
-
-async def _execute(connection: asyncpg.Connection[Any], name: str, **values: Any) -> None:
-    asked = statement("nodes", name)
-    await connection.execute(asked.text, *asked.values(values))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from operator import index
 from typing import Any, Final
 
@@ -46,9 +47,9 @@ from covenant.ledger.machine.events import (
     TurnEnded,
 )
 from covenant.ledger.machine.states import State
-from covenant.ledger.postgres.connections import Connections, ask_value
+from covenant.ledger.postgres.connections import Connections, fetch_rows, fetch_value
 from covenant.ledger.postgres.found_rows import KEPT, walks_in_context
-from covenant.ledger.postgres.sql import Statement, statement, statements
+from covenant.ledger.postgres.sql import Statement, statements
 from covenant.ledger.postgres.stored_task import (
     Row,
     column,
@@ -75,6 +76,7 @@ PAGE_BYTES_MAX: Final = 2 * 1024 * 1024
 """Beyond this size no further task is put on a page. A page has at least one, however large."""
 _END: Final = (1 << 63) - 1
 
+_rows = partial(fetch_rows, "history")
 _token = re.compile(r"([0-9a-f]{1,15})-([0-9a-f]{1,16})").fullmatch
 _FILTERS: Final = {
     "sender": "sender = :sender",
@@ -126,7 +128,7 @@ class History:
 
     async def look_for_erasure(self, connection: asyncpg.Connection[Any]) -> None:
         """Notices erasures by other daemons: they are no batches of a writer, so no news report them."""
-        known, self.erased = self.erased, await ask_value("history", connection, "erased")
+        known, self.erased = self.erased, await fetch_value("history", connection, "erased")
         if known != self.erased:
             self.tell_erased()
 
@@ -135,7 +137,7 @@ class History:
             callback()
 
     async def rows(self, name: str, **values: Any) -> Sequence[Row]:
-        return await self._connections.fetch(statement("history", name), values)
+        return await self._connections.rows("history", name, **values)
 
     async def value(self, name: str, **values: Any) -> Any:
         found = await self.rows(name, **values)
@@ -143,7 +145,7 @@ class History:
 
     async def erase(self, which: EraseTasks) -> Erased:
         """Erases by one statement. The ids stay."""
-        asked = Statement(statements("history")["erase"].format(whose=whose(which)))
+        query = Statement(statements("history")["erase"].format(whose=whose(which)))
         values = {
             "tenant": which.tenant,
             "parties": which.parties,
@@ -152,7 +154,7 @@ class History:
             "bytes_max": which.bytes_max,
             "count": which.limit,
         }
-        (found,) = await self._connections.fetch(asked, values)
+        (found,) = await self._connections.fetch(query, values)
         more = found["looked"] == which.limit and (found["too_large"] or found["last_ms"] < which.before_ms)
         return Erased(tasks=found["tasks"], bytes=found["bytes"], after_no=found["last_no"] if more else 0, more=more)
 
@@ -309,12 +311,6 @@ def _walked(name: str, walks: Iterable[dict[str, str]]) -> Statement:
     """A statement over walks, each of one table."""
     text = statements("history")
     return Statement(text[name].format(walks="UNION ALL".join(text[f"{name}_walk"].format(**walk) for walk in walks)))
-
-
-async def _rows(db: asyncpg.Connection[Any], name: str, **values: Any) -> Sequence[Row]:
-    asked = statement("history", name)
-    rows: Sequence[Row] = await db.fetch(asked.text, *asked.values(values))
-    return rows
 
 
 def _steps(rows: Iterable[Row]) -> tuple[Step, ...]:

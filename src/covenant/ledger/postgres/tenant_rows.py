@@ -9,7 +9,7 @@ import msgspec
 
 from covenant.ledger.contract.retention import Erased, EraseTasks, SearchedPlace, tenant_markers
 from covenant.ledger.postgres.connections import Connections
-from covenant.ledger.postgres.sql import Statement, statement, statements
+from covenant.ledger.postgres.sql import Statement, statements
 from covenant.model.task import CacheKey
 
 VACUUM_S: Final = 3_600.0
@@ -42,9 +42,9 @@ class TenantRows:
         return await erase(which)
 
     async def _task_ids(self, which: EraseTasks) -> list[str]:
-        asked = Statement(statements("removal")["ids"].format(whose=whose(which)))
+        query = Statement(statements("removal")["ids"].format(whose=whose(which)))
         values = {"tenant": which.tenant, "parties": which.parties, "after": which.after_no, "count": which.limit}
-        return [row["task_id"] for row in await self._connections.fetch(asked, values)]
+        return [row["task_id"] for row in await self._connections.fetch(query, values)]
 
     async def cached_keys(self, parties: Sequence[str]) -> Sequence[CacheKey]:
         wanted = frozenset(parties)
@@ -78,7 +78,7 @@ class TenantRows:
         return row["version"], row["names"]
 
     async def _fetch(self, name: str, **values: Any) -> Sequence[Any]:
-        return await self._connections.fetch(statement("removal", name), values)
+        return await self._connections.rows("removal", name, **values)
 
 
 def whose(which: EraseTasks) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable
+from functools import partial
 from typing import Any, Final
 
 import asyncpg
@@ -16,6 +17,7 @@ from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.priorities import HEAD_START
 from covenant.ledger.machine.states import FOLLOWING, LEASED, QUEUED, SETTLED, State
 from covenant.ledger.machine.view import Cached, Remembered
+from covenant.ledger.postgres.connections import fetch_rows
 from covenant.ledger.postgres.queue_head import PLACE_BITS
 from covenant.ledger.postgres.registers import (
     AGENT,
@@ -66,6 +68,8 @@ _REGISTERS: Final[dict[str, Callable[[LedgerState, Any], None]]] = {
     RESIDENT: lambda *_: None,  # each daemon announces its own
     SECRET: lambda *_: None,  # the home has its own
 }
+
+_rows = partial(fetch_rows, "transfer")
 
 
 def _decoder(kind: Any) -> Callable[[str], Any]:
@@ -174,7 +178,7 @@ def _lane_place(found: tuple[Row, Entry]) -> tuple[int, int, int]:
 async def _read_registers(connection: asyncpg.Connection[Any], state: LedgerState) -> None:
     uses = {row["signature"]: row["used"] for row in await _rows(connection, "uses")}
     last_seen = {row["peer"]: row["heard_at_ms"] for row in await _rows(connection, "heard")}
-    for row in await connection.fetch(statement("nodes", "all_registers").text):
+    for row in await fetch_rows("nodes", connection, "all_registers"):
         kind, _, body = decode_row(row["kind"], row["name"], row["body"])
         if body is None:
             continue
@@ -214,9 +218,3 @@ def _facts(row: Row) -> TaskFacts:
         ending=rest.ending,
         cause=rest.cause,
     )
-
-
-async def _rows(connection: asyncpg.Connection[Any], name: str, **values: Any) -> list[Row]:
-    query = statement("transfer", name)
-    rows: list[Row] = await connection.fetch(query.text, *query.values(values))
-    return rows

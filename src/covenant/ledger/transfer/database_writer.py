@@ -21,11 +21,11 @@ from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.states import DRAINED, LEASED, QUEUED, SETTLED
 from covenant.ledger.postgres.batch_rows import LIVE, TASKS, live_row, task_row
 from covenant.ledger.postgres.cache_rows import key_text
+from covenant.ledger.postgres.connections import fetch_value
 from covenant.ledger.postgres.counters import ALL, KEPT, Counters, contribution
 from covenant.ledger.postgres.push_rows import idle_at_ms
 from covenant.ledger.postgres.queue_head import PLACE_BITS, queue_place
 from covenant.ledger.postgres.registers import AGENT, GRANT, IDENTITY, PEER, REVOKED, TENANT, agent_name
-from covenant.ledger.postgres.sql import statement
 from covenant.ledger.postgres.stored_task import Slot, column
 from covenant.ledger.transfer.contents import Contents
 from covenant.ledger.transfer.task_record import TaskRecord
@@ -88,8 +88,7 @@ class DatabaseWriter:
         await self._run("numbers", task_no=block, place=next(self._places))
 
     async def _run(self, name: str, **values: Any) -> Any:
-        query = statement("transfer", name)
-        return await self._connection.fetchval(query.text, *query.values(values))
+        return await fetch_value("transfer", self._connection, name, **values)
 
     async def _copy(self, table: str, columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
         if rows:

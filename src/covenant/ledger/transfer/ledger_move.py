@@ -11,6 +11,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, closing
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple
@@ -34,11 +35,10 @@ from covenant.ledger.embedded.moved_mark import (
 )
 from covenant.ledger.embedded.open import SEEN, open_ledger
 from covenant.ledger.machine.identity_commands import WriteAuditRow
-from covenant.ledger.postgres.connections import CONNECT_S, SETTINGS, run
+from covenant.ledger.postgres.connections import CONNECT_S, SETTINGS, execute, fetch_rows, fetch_value
 from covenant.ledger.postgres.database_errors import UNAVAILABLE
 from covenant.ledger.postgres.migrations import check_durability, migrate
 from covenant.ledger.postgres.open_postgres import unusable
-from covenant.ledger.postgres.sql import statement
 from covenant.ledger.transfer.contents import Contents, Measure, check_chains, measure
 from covenant.ledger.transfer.database_contents import read_database
 from covenant.ledger.transfer.database_writer import DatabaseWriter, moved_chain
@@ -58,6 +58,8 @@ LEDGER_FILES: Final = (
     FOLDER_NAME,
     NOTES_NAME,
 )
+
+_value = partial(fetch_value, "transfer")
 
 
 class CannotMove(CovenantError):
@@ -137,11 +139,11 @@ class Mover:
         self, connection: asyncpg.Connection[Any], contents: Contents, measures: Mapping[str, Measure], mark: MovedMark
     ) -> None:
         async with connection.transaction():
-            await connection.execute(statement("transfer", "lock").text)
+            await execute("transfer", connection, "lock")
             await self._check_target(connection)
             await DatabaseWriter(connection, contents).write(moved_chain(contents.state))
             for name, body in self._secrets.items():
-                await run("nodes", connection, "keep_secret", kept_as=name, body=body)
+                await execute("nodes", connection, "keep_secret", name=name, body=body)
             fault_points.point("move.written")
             await self._compare(measures, await read_database(connection, self._limits))
             await _value(connection, "move", id=mark.id, direction="in", home=str(self._home))
@@ -175,7 +177,7 @@ class Mover:
 
     async def _take(self, connection: asyncpg.Connection[Any], staged: Path, mark: MovedMark) -> Mapping[str, Measure]:
         async with connection.transaction(isolation="repeatable_read"):
-            await connection.execute(statement("transfer", "lock").text)
+            await execute("transfer", connection, "lock")
             await self._check_source(connection)
             contents = await read_database(connection, self._limits)
             await check_chains(contents)
@@ -197,8 +199,8 @@ class Mover:
             finally:
                 await ledger.close()
             await _value(connection, "move", id=mark.id, direction="out", home=str(self._home))
-            await connection.execute(statement("nodes", "fence_writers").text)
-            await connection.execute(statement("nodes", "fence_nodes").text)
+            await execute("nodes", connection, "fence_writers")
+            await execute("nodes", connection, "fence_nodes")
             write_mark(self._home, mark)
             fault_points.point("move.commit")
         return measures
@@ -235,15 +237,14 @@ class Mover:
 
     async def _check_source(self, connection: asyncpg.Connection[Any]) -> None:
         await self._check_alone(connection)
-        left = await connection.fetchval(statement("nodes", "left").text)
+        left = await fetch_value("nodes", connection, "left")
         if left is not None:
             raise CannotMove(f"the ledger was moved out of {self._place()} already, into the home {left}; use that one")
         if not await _value(connection, "held"):
             raise CannotMove(f"the database {self._place()} has no ledger to move")
 
     async def _check_alone(self, connection: asyncpg.Connection[Any]) -> None:
-        query = statement("transfer", "living").text
-        if living := [row["node"] for row in await connection.fetch(query)]:
+        if living := [row["node"] for row in await fetch_rows("transfer", connection, "living")]:
             raise CannotMove(f"daemons serve this ledger ({', '.join(living)}); stop them, and begin the move again")
 
     async def _compare(self, expected: Mapping[str, Measure], written: Contents) -> None:
@@ -287,8 +288,3 @@ class Mover:
                 await connection.close()
         except (*UNAVAILABLE, asyncpg.PostgresError, ValueError) as error:
             raise unusable(error) from error
-
-
-async def _value(connection: asyncpg.Connection[Any], name: str, **values: Any) -> Any:
-    query = statement("transfer", name)
-    return await connection.fetchval(query.text, *query.values(values))

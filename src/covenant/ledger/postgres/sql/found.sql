@@ -28,7 +28,7 @@ WHERE
     e.no = ANY(:nos::bigint[]) AND e.n = 1
     AND strpos(translate(readable(e.body) #>> '{task,intent_text}', :upper, :lower), :folded) > 0
 
--- :begun_so
+-- :with_prefix
 SELECT i.no FROM ids AS i WHERE i.task_id ~>=~ :id_from AND i.task_id ~<~ :id_to LIMIT :count
 
 -- :rows

@@ -222,13 +222,13 @@ SELECT body FROM register_rows WHERE kind = 'identity' AND body IS NOT NULL
 SELECT name, body FROM secrets
 
 -- :secret
-SELECT body FROM secrets WHERE name = :kept_as
+SELECT body FROM secrets WHERE name = :name
 
 -- :keep_secret
-INSERT INTO secrets (name, body) VALUES (:kept_as, :body) ON CONFLICT (name) DO NOTHING
+INSERT INTO secrets (name, body) VALUES (:name, :body) ON CONFLICT (name) DO NOTHING
 
 -- :replace_secret
-WITH s AS (UPDATE secrets SET body = :body WHERE name = :kept_as AND body = :before RETURNING name, body),
+WITH s AS (UPDATE secrets SET body = :body WHERE name = :name AND body = :before RETURNING name, body),
 
 v AS (UPDATE registers AS r SET version = r.version + 1 FROM s RETURNING r.version),
 
