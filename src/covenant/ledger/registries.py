@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterator, Sequence
-from typing import Final
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -38,8 +38,15 @@ from covenant.model.push import Push
 from covenant.model.settings import Limits
 from covenant.model.tenants import Tenant, host_of
 
+R = TypeVar("R", Identity, Grant)
+
 LINGER_MS: Final = 600_000
 """How long the configuration of an ended task that has nothing left to deliver can still be read by its owner."""
+
+
+def idle_at_ms(push: Push, moved_at_ms: int, limits: Limits) -> int:
+    """When the configuration of an ended task is dropped if nothing more happens to it."""
+    return moved_at_ms + (LINGER_MS if push.done else limits.retention_ms)
 
 
 class PushIndex:
@@ -83,7 +90,7 @@ class PushIndex:
         else:
             self.pushes_dead[push.task_id, push.id] = None
         if push.ended is not None and (old is None or old.ended is None):
-            heapq.heappush(self._idle, (self._idle_at_ms(push, push.moved_at_ms), push.task_id, push.id))
+            heapq.heappush(self._idle, (idle_at_ms(push, push.moved_at_ms, self.limits), push.task_id, push.id))
 
     def end_pushes(self, task_id: TaskId, generation: int) -> None:
         for push in tuple(self.pushes_by_task[task_id].values()):
@@ -122,15 +129,12 @@ class PushIndex:
                 continue
             # The push or the clock may have moved since: then it is looked at again later. Another event drops it.
             moved_at_ms = ages.moment_ms(push.moved_at_ms, now_ms)
-            back[task_id, push_id] = idle_at_ms = self._idle_at_ms(push, moved_at_ms)
-            if idle_at_ms <= now_ms:
+            back[task_id, push_id] = at_ms = idle_at_ms(push, moved_at_ms, self.limits)
+            if at_ms <= now_ms:
                 found[task_id, push_id] = push
-        for (task_id, push_id), idle_at_ms in back.items():
-            heapq.heappush(self._idle, (idle_at_ms, task_id, push_id))
+        for (task_id, push_id), at_ms in back.items():
+            heapq.heappush(self._idle, (at_ms, task_id, push_id))
         return tuple(found.values())
-
-    def _idle_at_ms(self, push: Push, moved_at_ms: int) -> int:
-        return moved_at_ms + (LINGER_MS if push.done else self.limits.retention_ms)
 
 
 replace = msgspec.structs.replace
@@ -159,23 +163,21 @@ class Registries:
                 self.audit_head = AuditHead(index, chain_hash)
             case GrantUsed(signature):
                 grant = self.grants_by_signature[signature]
-                self._put_grant(replace(grant, used=grant.used + 1))
+                self.put_grant(replace(grant, used=grant.used + 1))
             case GrantMade(grant):
-                self._put_grant(grant)
+                self.put_grant(grant)
             case GrantRevoked(signature, revoked_at_ms):
-                self._put_grant(replace(self.grants_by_signature[signature], revoked_at_ms=revoked_at_ms))
+                self.put_grant(replace(self.grants_by_signature[signature], revoked_at_ms=revoked_at_ms))
             case GrantsPurged(before_ms):
-                for grant in list(self.grants_by_signature.values()):
-                    if _ended_before(grant.revoked_at_ms, before_ms):
-                        self._drop_grant(grant)
+                for grant in revoked_before(self.grants_by_signature.values(), before_ms):
+                    self._drop_grant(grant)
             case IdentityEnrolled(identity):
                 self.put_identity(identity)
             case IdentityRevoked(token_sha256, revoked_at_ms):
                 self.put_identity(replace(self.identities_by_token[token_sha256], revoked_at_ms=revoked_at_ms))
             case IdentitiesPurged(before_ms):
-                for identity in list(self.identities_by_token.values()):
-                    if _ended_before(identity.revoked_at_ms, before_ms):
-                        del self.identities_by_token[identity.token_sha256]
+                for identity in revoked_before(self.identities_by_token.values(), before_ms):
+                    del self.identities_by_token[identity.token_sha256]
             case TenantPut(tenant):
                 self.put_tenant(tenant)
             case TenantErased(name, keys):
@@ -239,9 +241,6 @@ class Registries:
         self.stored_agents.setdefault(agent.tenant, {})[agent.id] = agent
 
     def put_grant(self, grant: Grant) -> None:
-        self._put_grant(grant)
-
-    def _put_grant(self, grant: Grant) -> None:
         self._drop_grant(grant)
         self.grants_by_signature[grant.signature_b58] = grant
         key = (grant.subject.pubkey, grant.action)
@@ -288,10 +287,10 @@ class Registries:
         return len(self.stored_agents.get(tenant, ()))
 
     def identities_revoked_before(self, before_ms: int) -> int:
-        return sum(_ended_before(i.revoked_at_ms, before_ms) for i in self.identities_by_token.values())
+        return len(revoked_before(self.identities_by_token.values(), before_ms))
 
     def grants_revoked_before(self, before_ms: int) -> int:
-        return sum(_ended_before(g.revoked_at_ms, before_ms) for g in self.grants_by_signature.values())
+        return len(revoked_before(self.grants_by_signature.values(), before_ms))
 
 
 def is_at(grant: Grant, host: str, keys: Collection[str]) -> bool:
@@ -301,5 +300,5 @@ def is_at(grant: Grant, host: str, keys: Collection[str]) -> bool:
     )
 
 
-def _ended_before(revoked_at_ms: int | None, before_ms: int) -> bool:
-    return revoked_at_ms is not None and revoked_at_ms < before_ms
+def revoked_before(items: Iterable[R], before_ms: int) -> list[R]:
+    return [each for each in items if each.revoked_at_ms is not None and each.revoked_at_ms < before_ms]

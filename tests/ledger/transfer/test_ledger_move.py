@@ -112,8 +112,8 @@ async def test_a_home_goes_into_a_database_and_out_again_with_all_that_it_held(
     before, rows = await told(ledger, tasks), await audit_of(ledger)
     await ledger.close()
     moved = await mover(history, url).move_in()
-    assert moved.measures["task"].count >= len(tasks)
-    assert moved.measures["blob"].count == 1
+    assert moved["task"].count >= len(tasks)
+    assert moved["blob"].count == 1
     shared = await on_postgres(history, url)
     same(await told(shared, tasks), before)
     in_database = await audit_of(shared)
@@ -127,8 +127,8 @@ async def test_a_home_goes_into_a_database_and_out_again_with_all_that_it_held(
     home = tmp_path / "back"
     home.mkdir(mode=0o700)
     back = await mover(history, url, home).move_out()
-    assert {kind: each for kind, each in back.measures.items() if kind != "audit"} == {
-        kind: each for kind, each in moved.measures.items() if kind != "audit"
+    assert {kind: each for kind, each in back.items() if kind != "audit"} == {
+        kind: each for kind, each in moved.items() if kind != "audit"
     }
     ledger = await open_ledger(home, clock=history.clock, limits=LIMITS, boot="even later", node="here")
     same(await told(ledger, tasks), before)

@@ -344,12 +344,12 @@ async def move_ledger(settings: Settings, *, out: bool) -> Mapping[str, Any]:
         durability=settings.ledger.durability,
     )
     if not out:
-        moved = (await mover.move_in()).measures
+        moved = await mover.move_in()
         await asyncio.to_thread(keystore.drop_prekeys)
         return moved
     await check_instance(settings, keystore, key)
     await _save_keys(settings, keystore, key)
-    measures = (await mover.move_out()).measures
+    measures = await mover.move_out()
     await _save_keys(settings, keystore, key)  # a daemon may have replaced some before it stopped
     return measures
 

@@ -18,10 +18,10 @@ from covenant.ledger.postgres.connections import execute
 from covenant.ledger.postgres.counters import counts_of_batch
 from covenant.ledger.postgres.news import encode_topics
 from covenant.ledger.postgres.node_runs import Joined
-from covenant.ledger.postgres.push_rows import idle_at_ms
 from covenant.ledger.postgres.queue_head import Floors
 from covenant.ledger.postgres.registers import RegisterRow
 from covenant.ledger.postgres.stored_task import BIGINT_MAX, Slot, column, encode_head, encode_rest
+from covenant.ledger.registries import idle_at_ms
 
 _encode: Final = msgspec.json.Encoder().encode
 _IDS: Final = ("id_task_ids", "id_nos")

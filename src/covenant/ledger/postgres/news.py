@@ -75,15 +75,11 @@ class Topics(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """When the first wait that began in the batch is over."""
 
 
-_decode: Final = msgspec.json.Decoder(Topics).decode
+decode_topics: Final = msgspec.json.Decoder(Topics).decode
 
 
 def encode_topics(topics: Topics) -> str:
     return _encode(topics).decode()
-
-
-def decode_topics(text: str) -> Topics:
-    return _decode(text)
 
 
 def topics_of(work: BatchState, records: Iterable[tuple[Sequence[AnyEvent], int]], writer: tuple[str, str]) -> Topics:

@@ -106,7 +106,7 @@ class PostgresLedger:
         self.clock, self.now_ms, self.limits = clock, clock.now_ms, limits
         self._connections, self._new_id, self._resolved = connections, new_id, 0
         self._registers = registers = Registers()
-        self._counters, self._history = Counters(), History(connections)
+        self._counters, self._history, self._tenant_rows = Counters(), History(connections), TenantRows(connections)
         self._audit, self._hot_tables = AuditLog(connections), HotTables(connections)
         self._metrics = EngineMetrics(connections, self._history, self._counters)
         self._bell, self.altered_tables = KeyedWakeups(), AlteredTables(connections)
@@ -119,7 +119,7 @@ class PostgresLedger:
         self.on_push, self.on_peer, self.on_registers = signals.on_push, signals.on_peer, signals.on_registers
         self.task_waiter: Callable[[PublicKey | None], QueueWaiter] = self._task_waiters.waiter
         self.result_waiter: Callable[[PublicKey | None], QueueWaiter] = self._result_waiters.waiter
-        self.watch, self.removed_tenants = self._steps.watch, TenantRows(connections).removed
+        self.watch, self.removed_tenants = self._steps.watch, self._tenant_rows.removed
         self.identity, self.enrolled, self.grants_of = registers.identity, registers.enrolled, registers.grants
         self.tenant, self.tenant_of = registers.tenant, registers.tenant_of
         self.agent, self.token_revoked = registers.agent, registers.token_revoked
@@ -456,19 +456,19 @@ class PostgresLedger:
 
     async def erase_tasks(self, which: EraseTasks) -> Erased:
         erase = self._history.erase
-        erased = await (TenantRows(self._connections).erase(which, erase) if which.wholly else erase(which))
+        erased = await (self._tenant_rows.erase(which, erase) if which.wholly else erase(which))
         if erased.tasks:
             self._history.tell_erased()
         return erased
 
     async def cached_keys(self, parties: Sequence[str]) -> Sequence[CacheKey]:
-        return await TenantRows(self._connections).cached_keys(parties)
+        return await self._tenant_rows.cached_keys(parties)
 
     async def scrub(self, tenant: str, parties: Sequence[str]) -> None:
-        await TenantRows(self._connections).scrub(tenant, parties)
+        await self._tenant_rows.scrub(tenant, parties)
 
     async def search(self, tenant: str, parties: Sequence[str]) -> Sequence[SearchedPlace]:
-        return await TenantRows(self._connections).search(tenant, parties)
+        return await self._tenant_rows.search(tenant, parties)
 
     def on_erased(self, callback: Callable[[], None]) -> None:
         self._history.erased_callbacks.append(callback)

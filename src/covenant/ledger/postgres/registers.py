@@ -34,7 +34,7 @@ from covenant.ledger.machine.events import (
     TokenRevoked,
 )
 from covenant.ledger.postgres.connections import fetch_rows
-from covenant.ledger.registries import Registries
+from covenant.ledger.registries import Registries, revoked_before
 from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.grant import Grant, Identity
 from covenant.model.peers.delegation import Peer
@@ -130,16 +130,8 @@ class Registers(Registries):
         changed: list[RegisterChange] = []
         for row in rows:
             _PUTS[row.kind](self, row.name, row.body)
-            if row.kind == IDENTITY:
-                changed.append(RegisterChange(Register.IDENTITIES, row.name))
-            elif row.kind == TENANT:
-                changed.append(RegisterChange(Register.TENANTS, row.name))
-            elif row.kind == AGENT:
-                changed.append(RegisterChange(Register.AGENTS, msgspec.json.decode(row.name, type=tuple[str, str])[0]))
-            elif row.kind == RESIDENT:
-                changed.append(RegisterChange(Register.AGENTS, msgspec.json.decode(row.name)[1]))
-            elif row.kind == SECRET:
-                changed.append(RegisterChange(Register.SECRETS, row.name))
+            if (change_of := _CHANGES.get(row.kind)) is not None:
+                changed.append(change_of(row.name))
         return changed
 
     def _put_identity(self, name: str, identity: Identity | None) -> None:
@@ -215,15 +207,23 @@ _PUTS: Final[dict[str, Callable[[Registers, str, Any], None]]] = {
 }
 
 
+_CHANGES: Final[dict[str, Callable[[str], RegisterChange]]] = {
+    IDENTITY: lambda name: RegisterChange(Register.IDENTITIES, name),
+    TENANT: lambda name: RegisterChange(Register.TENANTS, name),
+    AGENT: lambda name: RegisterChange(Register.AGENTS, msgspec.json.decode(name)[0]),
+    RESIDENT: lambda name: RegisterChange(Register.AGENTS, msgspec.json.decode(name)[1]),
+    SECRET: lambda name: RegisterChange(Register.SECRETS, name),
+}
+"""What listeners are told of a row, by its kind. Rows of other kinds have no listeners."""
+
+
 def _identities_purged(registers: Registers, event: IdentitiesPurged) -> Sequence[RegisterRow]:
-    known = registers.identities_by_token.values()
-    gone = [each for each in known if each.revoked_at_ms is not None and each.revoked_at_ms < event.before_ms]
+    gone = revoked_before(registers.identities_by_token.values(), event.before_ms)
     return [RegisterRow(IDENTITY, each.token_sha256, None) for each in gone]
 
 
 def _grants_purged(registers: Registers, event: GrantsPurged) -> Sequence[RegisterRow]:
-    known = registers.grants_by_signature.values()
-    gone = [each for each in known if each.revoked_at_ms is not None and each.revoked_at_ms < event.before_ms]
+    gone = revoked_before(registers.grants_by_signature.values(), event.before_ms)
     return [RegisterRow(GRANT, each.signature_b58, None) for each in gone]
 
 

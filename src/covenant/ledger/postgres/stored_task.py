@@ -7,7 +7,7 @@ the task without its body, so that decisions need not read the body.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeGuard, get_args
 
 import msgspec
@@ -43,8 +43,8 @@ _ESCAPED: Final = re.compile("\x01[\x01\x02]?")
 
 Row = Mapping[str, Any]
 _encode: Final = msgspec.json.Encoder().encode
-_head: Final = msgspec.json.Decoder(Task).decode
-_event: Final = msgspec.json.Decoder(AnyTaskEvent).decode
+decode_head: Final = msgspec.json.Decoder(Task).decode
+"""The task of a row of `live`, without its body."""
 _TAGS: Final[dict[type, str]] = {each: str(each.__struct_config__.tag) for each in get_args(AnyTaskEvent)}
 
 
@@ -149,7 +149,7 @@ class StoredEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, omit_d
     signals_bytes: int = 0
 
 
-_rest: Final = msgspec.json.Decoder(StoredEntry).decode
+decode_rest: Final = msgspec.json.Decoder(StoredEntry).decode
 
 
 class _Result(msgspec.Struct, frozen=True, gc=False):
@@ -210,10 +210,10 @@ def encode_rest(entry: Entry) -> str:
 
 def decode_entry(row: Row) -> Entry:
     """The entry of a row of `live`, without its task's body."""
-    rest = _rest(row["rest"])
+    rest = decode_rest(row["rest"])
     ended = row["ended_body"]
     return Entry(
-        _head(row["head"]),
+        decode_head(row["head"]),
         rest.digest,
         State(row["state"]),
         rest.accepted_at_ms,
@@ -255,7 +255,7 @@ def decode_entry(row: Row) -> Entry:
 
 def decode_archived(row: Row) -> Archived:
     """The archived task of a row of `tasks`, with the texts of its first and its last event."""
-    rest, task = _rest(row["rest"]), decode_task(row["task_body"])
+    rest, task = decode_rest(row["rest"]), decode_task(row["task_body"])
     assert rest.ending is not None
     assert rest.cause is not None
     return Archived(
@@ -271,15 +271,6 @@ def decode_archived(row: Row) -> Archived:
         accepted_at_ms=rest.accepted_at_ms,
         lease=rest.lease,
     )
-
-
-def decode_head(text: str) -> Task:
-    """The task of a row of `live`, without its body."""
-    return _head(text)
-
-
-def decode_rest(text: str) -> StoredEntry:
-    return _rest(text)
 
 
 def decode_task(text: str) -> Task:
@@ -299,7 +290,8 @@ class Returned(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="res
     reason: str
 
 
-_returned: Final = msgspec.json.Decoder(Returned).decode
+decode_returned: Final = msgspec.json.Decoder(Returned).decode
+decode_event: Final[Callable[[str], AnyTaskEvent]] = msgspec.json.Decoder(AnyTaskEvent).decode
 
 
 def is_task_event(event: AnyEvent) -> TypeGuard[AnyTaskEvent]:
@@ -313,12 +305,3 @@ def encode_event(event: TaskEvent, encoded: bytes) -> tuple[str, str]:
     if type(event) is ResultReturned:
         return "result_returned", _encode(Returned(event.task_id, event.reason)).decode()
     return _TAGS[type(event)], encoded.decode()
-
-
-def decode_event(text: str) -> AnyTaskEvent:
-    event: AnyTaskEvent = _event(text)
-    return event
-
-
-def decode_returned(text: str) -> Returned:
-    return _returned(text)

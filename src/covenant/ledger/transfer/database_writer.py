@@ -19,14 +19,15 @@ from covenant.ledger.contract.task_query import excerpt
 from covenant.ledger.embedded.state import LedgerState
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.states import DRAINED, LEASED, QUEUED, SETTLED
+from covenant.ledger.postgres.batch_inputs import NUMBERS
 from covenant.ledger.postgres.batch_rows import LIVE, TASKS, live_row, task_row
 from covenant.ledger.postgres.cache_rows import key_text
 from covenant.ledger.postgres.connections import fetch_value
 from covenant.ledger.postgres.counters import ALL, KEPT, Counters, contribution
-from covenant.ledger.postgres.push_rows import idle_at_ms
 from covenant.ledger.postgres.queue_head import PLACE_BITS, queue_place
 from covenant.ledger.postgres.registers import AGENT, GRANT, IDENTITY, PEER, REVOKED, TENANT, agent_name
 from covenant.ledger.postgres.stored_task import Slot, column
+from covenant.ledger.registries import idle_at_ms
 from covenant.ledger.transfer.contents import Contents
 from covenant.ledger.transfer.task_record import TaskRecord
 from covenant.model.errors import CovenantError
@@ -37,8 +38,6 @@ from covenant.model.tenants import host_of
 
 ROWS_AT_ONCE: Final = 2_000
 BYTES_AT_ONCE: Final = 8 << 20
-BLOCK: Final = 1_000
-"""Numbers that a node reserves at once."""
 
 _encode: Final = msgspec.json.Encoder().encode
 _task: Final = msgspec.json.Decoder(Task).decode
@@ -84,7 +83,7 @@ class DatabaseWriter:
         await self._copy(
             "lane_counts", ("kind", "lane", "writer", "n"), [(kind, lane, 0, n) for kind, lane, n in self._counts]
         )
-        block = max(task_no - 1, 0) // BLOCK * BLOCK + 1
+        block = max(task_no - 1, 0) // NUMBERS * NUMBERS + 1
         await self._run("numbers", task_no=block, place=next(self._places))
 
     async def _run(self, name: str, **values: Any) -> Any:

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 import asyncpg
 import msgspec
@@ -66,12 +66,6 @@ class CannotMove(CovenantError):
     """Nothing was moved. The message says why, and what to do."""
 
 
-class Moved(NamedTuple):
-    """The numbers of moved items, by kind."""
-
-    measures: Mapping[str, Measure]
-
-
 class Mover:
     """One move, or the rest of an interrupted one. `by` is the issuer of the audit row about it.
 
@@ -100,8 +94,8 @@ class Mover:
         self._secrets = secrets
         self._durability = durability
 
-    async def move_in(self) -> Moved:
-        """Moves the home's ledger into the database.
+    async def move_in(self) -> Mapping[str, Measure]:
+        """Moves the home's ledger into the database. Returns what was moved, by kind.
 
         Raises CannotMove, HomeLocked, Damaged, NotDurable and DatabaseUnusable.
         """
@@ -124,7 +118,7 @@ class Mover:
                         await self._fill(connection, contents, measures, mark)
             fault_points.point("move.mark")
             write_mark(self._home, msgspec.structs.replace(mark, state="moved"))
-        return Moved(measures)
+        return measures
 
     async def _settle_home(self) -> None:
         """Compacts the home into its snapshot and archive, and audits where its ledger goes."""
@@ -150,8 +144,11 @@ class Mover:
             write_mark(self._home, mark)
             fault_points.point("move.commit")
 
-    async def move_out(self) -> Moved:
-        """Moves the database's ledger into the home. Raises CannotMove, HomeLocked, NotDurable and DatabaseUnusable."""
+    async def move_out(self) -> Mapping[str, Measure]:
+        """Moves the database's ledger into the home. Returns what was moved, by kind.
+
+        Raises CannotMove, HomeLocked, NotDurable and DatabaseUnusable.
+        """
         mark, staged = read_mark(self._home), self._home / STAGED
         if mark is None:
             found = [name for name in LEDGER_FILES if (self._home / name).exists()]
@@ -173,7 +170,7 @@ class Mover:
                     measures = await measure(contents)
             fault_points.point("move.unmark")
             remove_mark(self._home)
-        return Moved(measures)
+        return measures
 
     async def _take(self, connection: asyncpg.Connection[Any], staged: Path, mark: MovedMark) -> Mapping[str, Measure]:
         async with connection.transaction(isolation="repeatable_read"):
