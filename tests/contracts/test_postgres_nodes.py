@@ -258,7 +258,7 @@ async def test_changes_at_another_node_move_the_place_of_a_reader_that_is_away(
     a: LedgerDriver, b: LedgerDriver
 ) -> None:
     changes = b.ledger.changes
-    assert not changes.on
+    assert not changes.enabled
     before = changes.position
     await a.send(make_task())
     await until(lambda: changes.position > before)

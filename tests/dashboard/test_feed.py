@@ -164,7 +164,7 @@ async def test_whoever_connects_is_told_the_counts_of_now(short_path: Path, monk
     async with open_daemon_under_test(short_path / "home") as daemon, open_browser(daemon, daemon.token) as operator:
         async with follow(operator) as feed:
             assert (await feed.next("counts"))[1]["lanes"]["in_flight"] == 0
-        assert not daemon.ledger.changes.on, "nobody looks, as a minute after the last reader left"
+        assert not daemon.ledger.changes.enabled, "nobody looks, as a minute after the last reader left"
         await leave_stuck(daemon)
         async with follow(operator) as feed:
             assert (await feed.next("counts"))[1]["lanes"]["in_flight"] == 1

@@ -277,7 +277,7 @@ class TaskLogs:
 
     def _wake(self, task_id: TaskId) -> None:
         if self._followers and self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._wakeups.ring, (task_id,))
+            self._loop.call_soon_threadsafe(self._wakeups.wake, (task_id,))
 
 
 def _cut(text: str, length_max: int = LINE_LENGTH_MAX) -> str:

@@ -313,7 +313,7 @@ async def queue_waiting(services: Services, caller: Principal, request: QueueReq
     """Waits until the queue's digest differs from `after`."""
     clock, give_up_ms = services.ledger.clock, services.give_up_ms(request.wait_ms)
     while True:
-        moved = services.ledger.changes.moved()  # before the queue is read, so that no change in between is missed
+        moved = services.ledger.changes.next_change()  # before the queue is read: no change in between is missed
         answer = await a2a_queue(services, caller, request)
         digest = hashlib.blake2b(encode(answer), digest_size=DIGEST_BYTES).hexdigest()
         remaining_ms = give_up_ms - clock.monotonic_ms()

@@ -86,7 +86,7 @@ class EmbeddedLedger(Reads):
         self.task_waiter = self._task_waiters.waiter
         self.result_waiter = self._result_waiters.waiter
         self.watch = self._watching.watch
-        self._watching.on_audit(lambda: self._wakeups.ring(("audit",)))
+        self._watching.on_audit(lambda: self._wakeups.wake(("audit",)))
         self._compacting = asyncio.Lock()
         state.watch_holders(self.alive, self.boot)
         self._evict(self._archive.archived_seq)
@@ -183,7 +183,7 @@ class EmbeddedLedger(Reads):
         self._watching.note(events, now_ms, seq, state.pushes_by_task)
 
     def _on_durable(self, durable_seq: int) -> None:
-        self._watching.landed(durable_seq)
+        self._watching.deliver(durable_seq)
         # What `notify` does, without its call: this is done after every batch.
         archive = self._archive
         archive.target = durable_seq
@@ -197,10 +197,10 @@ class EmbeddedLedger(Reads):
             if state is QUEUED:
                 self._task_waiters.wake(task.recipient.pubkey)
             elif state in FINISHED:
-                if (topic := ("task", task.id)) in self._wakeups.waiting:
-                    self._wakeups.ring(topic)
+                if (key := ("task", task.id)) in self._wakeups.waiting:
+                    self._wakeups.wake(key)
                 if self._state.orphaned:
-                    self._wakeups.ring(("orphans",))
+                    self._wakeups.wake(("orphans",))
                 if state is SETTLED:
                     self._result_waiters.wake(task.sender.pubkey)
 
@@ -273,7 +273,7 @@ class EmbeddedLedger(Reads):
         due_in_ms = self._due_in_ms()
         wait_ms = timeout_ms if due_in_ms is None else min(timeout_ms, due_in_ms)
         if wait_ms > 0:
-            wake = partial(self._wakeups.ring, ("due",))
+            wake = partial(self._wakeups.wake, ("due",))
             self._state.due_tasks.notify(self.now_ms() + wait_ms, wake)
             await self._wakeups.wait(("due",), max(wait_ms, DUE_PAUSE_MS))
             due_in_ms = self._due_in_ms()

@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 import asyncpg
 
-from covenant.ledger.clock import PAUSE_MS, Clock, forget, uuid_source
+from covenant.ledger.clock import PAUSE_MS, Clock, keep_nothing, uuid_source
 from covenant.ledger.postgres.blob_rows import BlobRows, UploadBytes
 from covenant.ledger.postgres.connections import CONNECT_S, Connections
 from covenant.ledger.postgres.database_errors import UNAVAILABLE, describe_trouble
@@ -36,7 +36,7 @@ async def open_postgres_ledger(
     clock: Callable[[], int],
     monotonic_ms: Callable[[], int] | None = None,
     clock_pause_ms: int = PAUSE_MS,
-    keep: Callable[[Ages], None] = forget,
+    keep: Callable[[Ages], None] = keep_nothing,
     kept: Ages = STEADY,
     new_id: Callable[[], str] | None = None,
     limits: Limits | None = None,

@@ -109,14 +109,14 @@ class PostgresLedger:
         self._counters, self._history, self._tenant_rows = Counters(), History(connections), TenantRows(connections)
         self._audit, self._hot_tables = AuditLog(connections), HotTables(connections)
         self._metrics = EngineMetrics(connections, self._history, self._counters)
-        self._bell, self.altered_tables = KeyedWakeups(), AlteredTables(connections)
+        self._wakeups, self.altered_tables = KeyedWakeups(), AlteredTables(connections)
         self._due = FirstDue(lambda: self._history.value("next_due"), self.now_ms)
-        self._task_waiters = QueueWaiters(lambda recipient: self._waits("queued", recipient))
-        self._result_waiters = QueueWaiters(lambda sender: self._waits("settled", sender))
-        self._signals = signals = TaskWatchers(self.clock.now_ms())
-        self.changes = signals.changes
+        self._task_waiters = QueueWaiters(lambda recipient: self._is_pending("queued", recipient))
+        self._result_waiters = QueueWaiters(lambda sender: self._is_pending("settled", sender))
+        self._watchers = watchers = TaskWatchers(self.clock.now_ms())
+        self.changes = watchers.changes
         self._steps = StepFollower(self._history.steps, self._generation)
-        self.on_push, self.on_peer, self.on_registers = signals.on_push, signals.on_peer, signals.on_registers
+        self.on_push, self.on_peer, self.on_registers = watchers.on_push, watchers.on_peer, watchers.on_registers
         self.task_waiter: Callable[[PublicKey | None], QueueWaiter] = self._task_waiters.waiter
         self.result_waiter: Callable[[PublicKey | None], QueueWaiter] = self._result_waiters.waiter
         self.watch, self.removed_tenants = self._steps.watch, self._tenant_rows.removed
@@ -135,9 +135,9 @@ class PostgresLedger:
             on_registers=self._registers_changed,
             on_nodes=self.changes.note_nodes,
             on_cut=self._steps.cut,
-            on_beat=self._beaten,
+            on_beat=self._on_beat,
             on_fenced=self._begin_anew,
-            on_begun=self._begun,
+            on_begun=self._on_new_run,
         )
         self._node_agents = NodeAgents(connections, registers, membership, node)
         secrets = SecretRows(connections, registers, membership)
@@ -166,7 +166,7 @@ class PostgresLedger:
         await self._membership.begin()
         self._resolved = self._counters.get("resolved")
 
-    async def _beaten(self, connection: asyncpg.Connection[Any]) -> None:
+    async def _on_beat(self, connection: asyncpg.Connection[Any]) -> None:
         self._writer.look_again()
         await self._history.look_for_erasure(connection)
 
@@ -177,10 +177,10 @@ class PostgresLedger:
             self.boot = joined.boot
             self._writer.begin_anew(joined)
 
-    async def _begun(self, connection: asyncpg.Connection[Any]) -> None:
+    async def _on_new_run(self, connection: asyncpg.Connection[Any]) -> None:
         """Stops the workers of the lost run, and ends watches, whose readers begin again."""
         rows = await fetch_rows("history", connection, "held_before", node=self.node, boot=self.boot)
-        self._signals.notify(lost=[TaskId(row["task_id"]) for row in rows])
+        self._watchers.notify(lost=[TaskId(row["task_id"]) for row in rows])
         self._steps.cut()
         self._node_agents.announce_again()
 
@@ -229,7 +229,7 @@ class PostgresLedger:
         self._hot_tables.count(len(work.moved))
         pushed = {task_id for task_id, slot in work.slots.items() if slot.pushed}
         for events, ts_ms in committed.records:
-            self._signals.note(events, ts_ms, 0, pushed)
+            self._watchers.note(events, ts_ms, 0, pushed)
             steps: dict[TaskId, list[Step]] = {}
             for event in events:
                 if not is_task_event(event) or not self._steps.follows(event.task_id):
@@ -238,39 +238,39 @@ class PostgresLedger:
                     steps.setdefault(event.task_id, []).append(step)
             for task_id, told in steps.items():
                 self._steps.wrote(task_id, told)
-        self._signals.landed(0)
-        self._ring(committed.topics)
+        self._watchers.deliver(0)
+        self._wake_waiters(committed.topics)
 
     def _apply_news(self, topics: Topics) -> None:
         """Applies the news of another node's batch."""
         for each in topics.steps:
             self._steps.heard(each.task_id, each.first, each.last)
-        self._signals.notify(
+        self._watchers.notify(
             lost=[each.task_id for each in topics.lost if (each.node, each.boot) == (self.node, self.boot)],
             peers=[InstanceId(peer) for peer in topics.peers],
             pushed=topics.pushed,
         )
         tasks = [*(each.task_id for each in topics.steps), *topics.moved]
         self.changes.note_remote(tasks, topics.peers, topics.pushed, self.now_ms(), audited=topics.audited)
-        self._ring(topics)
+        self._wake_waiters(topics)
 
-    def _ring(self, topics: Topics) -> None:
+    def _wake_waiters(self, topics: Topics) -> None:
         for recipient in topics.queued:
             self._task_waiters.wake(PublicKey(recipient))
         for sender in topics.settled:
             self._result_waiters.wake(PublicKey(sender))
         for task_id in topics.ended:
-            self._bell.ring(("task", task_id))
+            self._wakeups.wake(("task", task_id))
         if topics.ended and self._counters.get("delegated"):
-            self._bell.ring(("orphans",))
+            self._wakeups.wake(("orphans",))
         if topics.audited:
-            self._bell.ring(("audit",))
+            self._wakeups.wake(("audit",))
         self._due.hear(topics)
 
     def _registers_changed(self, changes: Iterable[RegisterChange]) -> None:
-        self._signals.notify(registers=changes)
+        self._watchers.notify(registers=changes)
 
-    def _waits(self, kind: str, identity: PublicKey | None) -> bool:
+    def _is_pending(self, kind: str, identity: PublicKey | None) -> bool:
         return (self._counters.get("state", kind) if identity is None else self._counters.get(kind, identity)) > 0
 
     # Waiting
@@ -283,7 +283,7 @@ class PostgresLedger:
 
     async def _wait(self, key: tuple[str, ...], timeout_ms: int, asked: str, **values: Any) -> bool:
         """Whether the database answers yes, now or within the time limit."""
-        waiting = asyncio.ensure_future(self._bell.wait(key, timeout_ms))
+        waiting = asyncio.ensure_future(self._wakeups.wait(key, timeout_ms))
         try:
             await asyncio.sleep(0)  # wait before the look, so that a change between the two is not missed
             return bool(await self._history.value(asked, **values)) or await waiting
@@ -300,7 +300,7 @@ class PostgresLedger:
     def on_lost(
         self, callback: Callable[[TaskId], None], used: Callable[[TaskId], dict[str, Any] | None] | None = None
     ) -> None:
-        self._signals.on_lost(callback)
+        self._watchers.on_lost(callback)
         self._writer.inputs.used = used
 
     # Reading
@@ -387,7 +387,7 @@ class PostgresLedger:
         return await self._audit.recent(issuer, limit, since_ms, before_ms, below)
 
     async def audited(self, timeout_ms: int) -> bool:
-        return await self._bell.wait(("audit",), timeout_ms)
+        return await self._wakeups.wait(("audit",), timeout_ms)
 
     async def audit_before(self, before_ms: int) -> Sequence[AuditMark]:
         return await self._audit.before(before_ms)
