@@ -71,7 +71,7 @@ def _ledger_end(base: Base) -> int | None:
     ledger, keys = base.storage.ledger, base.storage.shared_keys
     if isinstance(ledger, EmbeddedLedger):
         return ledger.durable_seq
-    return keys.ledger.end() if keys is not None else None
+    return keys.ledger.committed_batches() if keys is not None else None
 
 
 def _begin_epoch(base: Base) -> str:

@@ -149,7 +149,7 @@ class Membership:
         restored_at_ms = self._joined.restored_at_ms
         return f"restored-{restored_at_ms}" if restored_at_ms else None
 
-    def end(self) -> int:
+    def committed_batches(self) -> int:
         return sum((self._cursors | {self._joined.writer: self.written}).values())
 
     @property

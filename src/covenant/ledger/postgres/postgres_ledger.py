@@ -146,7 +146,7 @@ class PostgresLedger:
         self.residents, self.announce = self._node_agents.elsewhere, self._node_agents.announce
         self.leads, self.shares = membership.singletons.leads, membership.singletons.shares
         self.alive, self.living = membership.alive, membership.living
-        self.ledger_epoch, self.end = membership.ledger_epoch, membership.end
+        self.ledger_epoch, self.committed_batches = membership.ledger_epoch, membership.committed_batches
         self.notes, self.keep_notes = (rows := NoteRows(self._history)).read, rows.keep
         self._writer = BatchWriter(
             connections,
@@ -446,7 +446,7 @@ class PostgresLedger:
     # Operating
 
     async def compact(self) -> int:
-        """Vacuums the hot tables. Returns how many events of tasks have left them since the last time."""
+        """Vacuums the hot tables. Returns how many events the tasks had that have left them since the last call."""
         await self._hot_tables.vacuum()
         known, self._resolved = self._resolved, self._counters.get("resolved")
         return self._resolved - known

@@ -29,7 +29,7 @@ from covenant.ledger.contract.tasks import (
     TreeNode,
     TreeRow,
     UpdateRecord,
-    grow_tree,
+    build_tree,
 )
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import (
@@ -262,7 +262,7 @@ class History:
         notes = {row["no"]: note for row in noted if (note := _remote_note(row["body"])) is not None}
         numbers = {row["task_id"]: row["no"] for row in rows}
         known = [msgspec.structs.replace(each, remote_note=notes.get(numbers[each.task_id])) for each in known]
-        tree = grow_tree(root, known)
+        tree = build_tree(root, known)
         return msgspec.structs.replace(tree, truncated=True) if len(known) >= TREE_NODES_MAX else tree
 
     async def listing(self, query: ListQuery) -> Listing:

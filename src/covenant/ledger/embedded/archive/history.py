@@ -34,7 +34,7 @@ from covenant.ledger.contract.tasks import (
     TaskScope,
     TreeNode,
     TreeRow,
-    grow_tree,
+    build_tree,
 )
 from covenant.ledger.embedded.archive.apply_batch import context_name
 from covenant.ledger.embedded.archive.row_updates import FOLLOWING, LEASED, PARKED, QUEUED
@@ -283,7 +283,7 @@ class History:
             bytes_max=TREE_BYTES_MAX,
             **self._here,
         )
-        tree = grow_tree(root, rows)
+        tree = build_tree(root, rows)
         return msgspec.structs.replace(tree, truncated=True) if len(rows) >= TREE_NODES_MAX else tree
 
     async def finished(self, after_place: int, limit: int) -> tuple[Sequence[TaskId], int]:
