@@ -106,7 +106,7 @@ async def test_what_one_erases_the_other_hears_of(a: LedgerDriver, b: LedgerDriv
     await a.drain()
     membership = ledger_of(b)._membership
     membership.beat_now()
-    await until(lambda: ledger_of(b)._history.erased is not None)
+    await until(lambda: ledger_of(b)._history.erased_count is not None)
     heard: list[str] = []
     b.ledger.on_erased(lambda: heard.append("erased"))
     erased = await a.ledger.erase_tasks(EraseTasks(tenant="", before_ms=a.clock.now_ms + 1))
@@ -249,7 +249,7 @@ async def test_nobody_is_let_in_after_a_revocation_was_acknowledged(a: LedgerDri
 
 
 async def test_whoever_waits_for_a_move_is_woken_by_one_at_another_node(a: LedgerDriver, b: LedgerDriver) -> None:
-    moved = b.ledger.changes.moved()
+    moved = b.ledger.changes.next_change()
     await a.send(make_task())
     await asyncio.wait_for(asyncio.shield(moved), BOUND_S)
 
@@ -501,7 +501,7 @@ async def test_every_hint_that_is_lost_costs_time_only(
     async def nothing(_: object) -> None:
         pass
 
-    monkeypatch.setattr(nodes.Membership, "_tell", nothing)
+    monkeypatch.setattr(nodes.Membership, "_notify_nodes", nothing)
     with b.ledger.watch(task_id(1)) as watch:
         await a.finish(await a.taken(make_task()), ok(task_id(1)))
         assert isinstance((await seen(watch))[-1].what, Ended)
@@ -709,7 +709,7 @@ async def test_a_node_that_is_closed_while_it_announces_its_agents_again_leaves_
     await agents.announce((agent,))
     async with ledger_of(a)._membership._busy:  # it does not look, so that nothing is known to all
         agents.announce_again()
-        announcing = agents._again
+        announcing = agents._reannouncing
         assert announcing is not None
         await asyncio.sleep(0)
         await engine.close_one(b.ledger)

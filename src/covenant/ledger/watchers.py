@@ -489,7 +489,7 @@ class TaskWatchers:
             listen(change)
 
     def cut(self) -> None:
-        """Ends all watches after a disk failure: each reader must find out itself how far it came."""
+        """Ends all watches after a disk failure: each reader must begin again at its cursor."""
         for watch in chain.from_iterable(self._watches.values()):
             watch.end()
 

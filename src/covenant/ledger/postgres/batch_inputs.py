@@ -87,13 +87,13 @@ class BatchInputs:
         if len(self._turns) > RECENT_MAX:
             self._turns.clear()  # the order of turns is lost, and the longest waiting recipients come first
 
-    def entered(self, queue: Iterable[tuple[str, int]], results: Iterable[tuple[str, int]]) -> None:
-        self.queue_floors.entered(queue)
-        self.result_floors.entered(results)
+    def note_added(self, queue: Iterable[tuple[str, int]], results: Iterable[tuple[str, int]]) -> None:
+        self.queue_floors.note_added(queue)
+        self.result_floors.note_added(results)
 
-    def left(self, queue: Iterable[tuple[str, int]], results: Iterable[tuple[str, int]]) -> None:
-        self.queue_floors.left(queue)
-        self.result_floors.left(results)
+    def note_taken(self, queue: Iterable[tuple[str, int]], results: Iterable[tuple[str, int]]) -> None:
+        self.queue_floors.note_taken(queue)
+        self.result_floors.note_taken(results)
 
     def forget(self) -> None:
         self.head = None

@@ -1,5 +1,5 @@
-"""Writes a batch: the changes of its state as arrays, for one statement; and one statement for each rare kind of
-row."""
+"""The rows of a batch: the changes of its state as arrays for one statement, and further statements for rare kinds of
+rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.states import DRAINED, LEASED, SETTLED
-from covenant.ledger.postgres.batch_items import Committed
+from covenant.ledger.postgres.batch_items import DecidedBatch
 from covenant.ledger.postgres.batch_state import BatchState
 from covenant.ledger.postgres.cache_rows import key_text
 from covenant.ledger.postgres.connections import execute
@@ -101,7 +101,7 @@ def task_row(entry: Entry, slot: Slot) -> tuple[Any, ...]:
 
 
 def _filter_columns(entry: Entry) -> tuple[str | None, str | None, bool]:
-    """The task's kind, its key, and whether it is done elsewhere."""
+    """The task's kind, its key, and whether a remote agent does it."""
     task = entry.task
     return (
         column(task.task_kind) if task.task_kind is not None else None,
@@ -124,12 +124,12 @@ def _error(entry: Entry) -> str:
     return column(error) if isinstance(error, str) else ""
 
 
-def batch_values(committed: Committed, node: str, joined: Joined, version: int, level: int) -> dict[str, Any]:
+def batch_values(decided: DecidedBatch, node: str, joined: Joined, version: int, level: int) -> dict[str, Any]:
     """The values of the statement that writes a batch.
 
     `version` is that of the registers that it was decided on, `level` the lowest schema level of the living nodes.
     """
-    work, seq = committed.work, committed.seq
+    work, seq = decided.work, decided.seq
     counts = counts_of_batch(work.counts, joined.writer, seq, as_rows=level < COUNTED_LEVEL)
     return (
         _rows_of(work)
@@ -142,7 +142,7 @@ def batch_values(committed: Committed, node: str, joined: Joined, version: int, 
             "audit_hash": work.audit_head.chain_hash,
             "chain": node,
             "version": version,
-            "topics": encode_topics(committed.topics),
+            "topics": encode_topics(decided.topics),
         }
     )
 
@@ -193,19 +193,19 @@ def _rows_of(work: BatchState) -> dict[str, Any]:
         values["back_nos"] = back
     if work.started:
         values["started"] = list(work.started)
-    return values | _left("ql", "recipient", work.queue_out) | _left("rl", "sender", work.results_out)
+    return values | _removed("ql", "recipient", work.queue_out) | _removed("rl", "sender", work.results_out)
 
 
-def _left(prefix: str, name: str, places: Iterable[tuple[str, int]]) -> dict[str, Any]:
-    """The owners of the places, each once, and the places."""
+def _removed(prefix: str, name: str, places: Iterable[tuple[str, int]]) -> dict[str, Any]:
+    """The owners of the removed places, each once, and the places."""
     places = list(places)
     if not places:
         return {}
     return {f"{prefix}_{name}": list({whose: None for whose, _ in places}), f"{prefix}_place": [at for _, at in places]}
 
 
-def heads_left(prefix: str, name: str, places: Iterable[tuple[str, int]], floors: Floors) -> dict[str, Any]:
-    """The places from which the first tasks of each line were taken: the gate counts the tasks there."""
+def taken_heads(prefix: str, name: str, places: Iterable[tuple[str, int]], floors: Floors) -> dict[str, Any]:
+    """The range of places of the first tasks that left each line, and their number: the gate counts the tasks there."""
     lines: dict[str, list[int]] = {}
     for whose, place in places:
         lines.setdefault(whose, []).append(place)
@@ -219,13 +219,13 @@ def heads_left(prefix: str, name: str, places: Iterable[tuple[str, int]], floors
     }
 
 
-async def write_beside(connection: asyncpg.Connection[Any], work: BatchState, chain: str) -> None:
+async def write_rare_rows(connection: asyncpg.Connection[Any], work: BatchState, chain: str) -> None:
     """Writes the rows that few batches have."""
-    for name, values in _beside(work, chain):
+    for name, values in _rare_writes(work, chain):
         await execute("write", connection, name, **values)
 
 
-def _beside(work: BatchState, chain: str) -> Iterable[tuple[str, dict[str, Any]]]:
+def _rare_writes(work: BatchState, chain: str) -> Iterable[tuple[str, dict[str, Any]]]:
     if work.requests_put:
         yield from _requests(work)
         over = work.base.get("requests") + work.counts.get("requests") - work.limits.requests_remembered_max

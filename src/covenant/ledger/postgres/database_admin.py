@@ -18,11 +18,11 @@ from covenant.ledger.postgres.migrations import (
     LOST_TASKS_FIX,
     NotDurable,
     check_durability,
+    describe_foreign,
     find_altered,
     find_foreign,
     find_lost_tasks,
     migrate,
-    of_another,
 )
 from covenant.ledger.postgres.open_postgres import unusable
 from covenant.ledger.postgres.queue_head import PLACE_BITS
@@ -66,7 +66,7 @@ async def mark_restored(dsn: str, by: AgentId, now_ms: int, row_id: str) -> int:
     Raises DatabaseUnusable, and Unavailable if the database waits for a standby.
     """
     async with _session(dsn) as (connections, connection):
-        return await connections.watched(_mark_restored(connection, by, now_ms, row_id))
+        return await connections.watch_for_standby(_mark_restored(connection, by, now_ms, row_id))
 
 
 async def _mark_restored(connection: asyncpg.Connection[Any], by: AgentId, now_ms: int, row_id: str) -> int:
@@ -148,7 +148,7 @@ async def find_troubles(dsn: str, *, durable: bool = True) -> tuple[int, list[Tr
         is_made = await connection.fetchval("SELECT to_regclass('ledger_level')") is not None
         level: int = await connection.fetchval(_LEVEL) if is_made else 0
         if level == 0 and (foreign := await find_foreign(connection)) is not None:
-            troubles.append(Trouble(*of_another(level, foreign)))
+            troubles.append(Trouble(*describe_foreign(level, foreign)))
         if level == LEVEL:
             altered = await find_altered(connection)
             troubles += [Trouble(f"the database: {each}", _FIX) for each in (*altered.columns, *altered.others)]

@@ -65,7 +65,7 @@ _CONDITIONS: Final = {
 }
 _LIVE: Final = "live"
 _ENDED: Final = "tasks"
-KEPT: Final = (_LIVE, _ENDED)
+TABLES: Final = (_LIVE, _ENDED)
 _IN_CONTEXT: Final = {
     _LIVE: ("context_id = :context",),
     _ENDED: (
@@ -160,7 +160,7 @@ class Search:
         return Statement(text["total"].format(walks=walks)), self.values | {"count": most}
 
     def _walks(self, begin: str) -> Iterator[dict[str, str]]:
-        for kept in KEPT:
+        for kept in TABLES:
             for branch, context in product(self._branches, walks_in_context(kept, self.values["context"])):
                 conditions = [each for each in (*self._conditions(kept), branch, context, begin) if each]
                 yield {"kept": kept, "conditions": " AND ".join(conditions) or "true"}

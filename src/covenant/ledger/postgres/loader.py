@@ -142,7 +142,7 @@ class Loader:
         if floor != LOWEST and len(rows) < count:
             rows = await self._rows(name, whose=whose, floor=LOWEST, count=count)
         if rows:
-            floors.saw(whose, rows[0]["queue_place"])
+            floors.note_first(whose, rows[0]["queue_place"])
         return rows
 
     async def recipients(self, into: BatchState, _: Sequence[WantRecipients]) -> None:

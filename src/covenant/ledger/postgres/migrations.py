@@ -32,12 +32,12 @@ LOST_TASKS_FIX: Final = f"{LOST_ROW_FIX}; without a backup, that command alone a
 ROWS_LOOKED_AT: Final = 10_000
 """How many rows of open tasks a start looks for. So many wide rows take some 25 ms."""
 
-_MADE: Final = """
+_CREATE_LEVEL: Final = """
 CREATE TABLE ledger_level (
     only_one boolean PRIMARY KEY DEFAULT true CHECK (only_one), level integer NOT NULL
 )
 """
-_CALLED: Final = re.compile(r"\b(readable)\(")
+_FUNCTION_CALL: Final = re.compile(r"\b(readable)\(")
 """A function of the levels: a session's temporary one is found only by its qualified name."""
 
 
@@ -61,7 +61,7 @@ async def migrate(connection: asyncpg.Connection[Any], level: int = LEVEL) -> in
         await connection.execute("SELECT pg_advisory_xact_lock(7021349055)")
         if await connection.fetchval("SELECT to_regclass('ledger_level')") is None:  # a role without CREATE may serve
             try:
-                await connection.execute(_MADE)
+                await connection.execute(_CREATE_LEVEL)
             except asyncpg.InsufficientPrivilegeError as error:
                 raise WrongSchema(
                     f"the database has no ledger yet, and this role may not make one ({error}); run `covenant ledger "
@@ -81,7 +81,7 @@ async def migrate(connection: asyncpg.Connection[Any], level: int = LEVEL) -> in
                     number,
                 )
         except (asyncpg.DuplicateTableError, asyncpg.DuplicateObjectError, asyncpg.DuplicateFunctionError) as error:
-            raise WrongSchema("; ".join(of_another(found, str(error)))) from error
+            raise WrongSchema("; ".join(describe_foreign(found, str(error)))) from error
         except asyncpg.InsufficientPrivilegeError as error:
             raise WrongSchema(
                 f"the ledger's schema is at level {found}, and this role may not raise it to {level} ({error}); run "
@@ -90,7 +90,7 @@ async def migrate(connection: asyncpg.Connection[Any], level: int = LEVEL) -> in
     return found
 
 
-def of_another(level: int, what: str) -> tuple[str, str]:
+def describe_foreign(level: int, what: str) -> tuple[str, str]:
     """What is wrong with a database that has tables which this level has not made, and the fix."""
     fix = "name an empty database in ledger.url" if level == 0 else "drop it"
     return (
@@ -160,7 +160,7 @@ async def find_altered(connection: asyncpg.Connection[Any]) -> Altered:
     try:
         await connection.execute("SET LOCAL search_path = pg_temp")
         for number in range(1, LEVEL + 1):
-            await connection.execute(_CALLED.sub(r"pg_temp.\1(", text(f"level_{number}")))
+            await connection.execute(_FUNCTION_CALL.sub(r"pg_temp.\1(", text(f"level_{number}")))
         temporary = await connection.fetchval("SELECT pg_my_temp_schema()::regnamespace::text")
         tables = sorted({table for table, _ in (await _read_schema(connection, temporary, [])).columns})
         made, found = [await _read_schema(connection, schema, tables) for schema in (temporary, here)]

@@ -20,7 +20,7 @@ from covenant.model.errors import Unavailable
 
 AWAY_S: Final = 3_600.0
 """How long the agents of a lost node stay known: callers are told to try again."""
-AGAIN_S: Final = 1.0
+RETRY_S: Final = 1.0
 """The pause after the database could not be asked, in seconds."""
 
 log = logging.getLogger(__name__)
@@ -33,9 +33,9 @@ class NodeAgents:
         self._membership = membership
         self._node = node
         self._announced: Sequence[CatalogueAgent] = ()
-        self._again: asyncio.Task[None] | None = None
+        self._reannouncing: asyncio.Task[None] | None = None
 
-    def elsewhere(self) -> Sequence[Resident]:
+    def residents(self) -> Sequence[Resident]:
         found = []
         for each in self._registers.residents.values():
             node, is_alive = each.node, self._membership.alive(each.node, each.boot)
@@ -58,8 +58,8 @@ class NodeAgents:
 
     def announce_again(self) -> None:
         """Announces the agents again, after this node has begun a new run."""
-        if self._announced and (self._again is None or self._again.done()):
-            self._again = asyncio.create_task(self._announce_until_known())
+        if self._announced and (self._reannouncing is None or self._reannouncing.done()):
+            self._reannouncing = asyncio.create_task(self._announce_until_known())
 
     async def _announce_until_known(self) -> None:
         boot = ""
@@ -70,9 +70,9 @@ class NodeAgents:
             except (Unavailable, *UNAVAILABLE) as away:
                 log.warning("ledger.agents_unannounced", extra={"reason": str(away) or type(away).__name__})
                 boot = ""
-                await asyncio.sleep(AGAIN_S)
+                await asyncio.sleep(RETRY_S)
 
     async def close(self) -> None:
-        while self._again is not None and not self._again.done():
-            self._again.cancel()
-            await asyncio.wait((self._again,), timeout=STOP_S)
+        while self._reannouncing is not None and not self._reannouncing.done():
+            self._reannouncing.cancel()
+            await asyncio.wait((self._reannouncing,), timeout=STOP_S)

@@ -85,7 +85,7 @@ class Membership:
         self._on_cut = on_cut
         self._on_beat, self._on_fenced = on_beat, on_fenced
         self._on_begun = on_begun
-        self._tried: set[str] = set()
+        self._begun_boots: set[str] = set()
         """Runs that were begun here: the answer to one may have been lost."""
         self._begun_anew = False
         self._alive: dict[str, str] = {node: joined.boot}
@@ -100,8 +100,8 @@ class Membership:
         self._look = asyncio.Event()
         self._own: deque[tuple[int, Sequence[Count]]] = deque(maxlen=OWN_KEPT)
         """This node's recent batches, for a reload that was read before them."""
-        self._to_tell = False
-        self._told_s = 0.0
+        self._notify_due = False
+        self._notified_s = 0.0
         self._task: asyncio.Task[None] | None = None
         self._busy = asyncio.Lock()
         self._fresh_s = asyncio.get_running_loop().time()
@@ -112,7 +112,7 @@ class Membership:
         self.written = joined.seq
         """The number of this node's last batch."""
         self.heard_s = asyncio.get_running_loop().time()
-        self.refusing: Unavailable | None = None
+        self.refusal: Unavailable | None = None
         """Why this node decides nothing."""
         self.trouble: str | None = None
         """Why the database did not answer, if it did not."""
@@ -126,8 +126,8 @@ class Membership:
 
     def check(self) -> None:
         """Raises Unavailable if this node may have been declared lost, or knows that it was."""
-        if self.refusing is not None:
-            raise self.refusing
+        if self.refusal is not None:
+            raise self.refusal
         # Also if this process itself was suspended: the others have counted that time, too.
         silent_ms = (asyncio.get_running_loop().time() - self._fresh_s) * 1_000
         if self._looked and silent_ms > self._lease_ms * 2 / 3:
@@ -143,7 +143,7 @@ class Membership:
         return self._joined.boot
 
     def _is_current(self) -> bool:
-        return self.refusing is None and self.silent_ms <= self._lease_ms * 2 / 3
+        return self.refusal is None and self.silent_ms <= self._lease_ms * 2 / 3
 
     def ledger_epoch(self) -> str | None:
         restored_at_ms = self._joined.restored_at_ms
@@ -175,8 +175,8 @@ class Membership:
     def wrote(self, seq: int) -> None:
         """Soon notifies the other nodes of a batch that this node has committed."""
         self.written = seq
-        if not self._to_tell and len(self._alive) > 1:
-            self._to_tell = True
+        if not self._notify_due and len(self._alive) > 1:
+            self._notify_due = True
             self._look.set()
 
     async def close(self) -> None:
@@ -230,12 +230,12 @@ class Membership:
                         if self._beat_due or loop.time() - beaten_s >= self._lease_ms / 3_000:
                             self._beat_due = False
                             async with asyncio.timeout(self._lease_ms / 1_000):
-                                await self._connections.watched(self._beat(), self._lease_ms / 1_500)
+                                await self._connections.watch_for_standby(self._beat(), self._lease_ms / 1_500)
                             beaten_s = loop.time()
                         if self._begun_anew:
                             await self._catch_up()
                         await self._poll()
-                        await self._tell()
+                        await self._notify_nodes()
                         if loop.time() - tidied_s >= TIDY_S:
                             tidied_s = loop.time()
                             await remove_old_rows(await self._connect(), self._joined.writer, self.written)
@@ -254,8 +254,8 @@ class Membership:
             self._look.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._look.wait(), POLL_S)
-            if self._to_tell:
-                await asyncio.sleep(self._told_s + HINT_S - loop.time())
+            if self._notify_due:
+                await asyncio.sleep(self._notified_s + HINT_S - loop.time())
 
     def _note(self, error: Exception | None) -> None:
         """Logs a trouble when it begins, changes and ends, however often it is found."""
@@ -274,18 +274,18 @@ class Membership:
 
     async def _beat(self) -> None:
         connection = await self._connect()
-        if await self._seen(connection) is None:
-            await self._find_standing(connection)
+        if await self._send_heartbeat(connection) is None:
+            await self._check_run(connection)
             return
-        if self.refusing is not None:
-            await self._find_standing(connection)
+        if self.refusal is not None:
+            await self._check_run(connection)
         for row in await _rows(connection, "lapsed"):
             await self._fence(connection, row["node"], row["boot"])
         await self._read_nodes()
-        await self.singletons.settle(connection, self._joined.boot)
+        await self.singletons.reassign(connection, self._joined.boot)
         await self._on_beat(connection)
 
-    async def _seen(self, connection: asyncpg.Connection[Any]) -> int | None:
+    async def _send_heartbeat(self, connection: asyncpg.Connection[Any]) -> int | None:
         """Sends the heartbeat; None if this run was declared lost."""
         seen: int | None = await _value(
             connection,
@@ -297,39 +297,39 @@ class Membership:
         )
         return seen
 
-    async def _find_standing(self, connection: asyncpg.Connection[Any]) -> None:
+    async def _check_run(self, connection: asyncpg.Connection[Any]) -> None:
         """Finds out why this run is no longer the node's, or whether the trouble is over."""
-        row, joined, written = (await _rows(connection, "standing", node=self._node))[0], self._joined, self.written
-        is_ours = row["boot"] == joined.boot or row["boot"] in self._tried
+        row, joined, written = (await _rows(connection, "own_run", node=self._node))[0], self._joined, self.written
+        is_ours = row["boot"] == joined.boot or row["boot"] in self._begun_boots
         is_over = is_ours and (row["lost_at_ms"] or row["boot"] != joined.boot or self._is_rolled_back)
         # A new run would not know what this one has seen.
         if row["restored_at_ms"] > joined.restored_at_ms or (
             self._is_in_order(await _rows(connection, "writers"), written) and is_over
         ):
             log.warning("ledger.fenced", extra={"node": self._node})
-            self.refusing = fenced()
+            self.refusal = fenced()
             self._connections.drop_all(but=connection)  # nothing of the run that was lost is committed any more
             await self._on_fenced()
         elif row["boot"] == joined.boot:
             pass  # this run is alive: another check handles the trouble
         elif row["started_ms"] is None or row["started_ms"] < joined.started_ms:
             self.rolled_back(f"the run of {self._node} that it knows is an earlier one")
-        elif self.refusing is None:
+        elif self.refusal is None:
             log.error("ledger.replaced", extra={"node": self._node})
-            self.refusing = Unavailable(
+            self.refusal = Unavailable(
                 "ledger_fenced",
                 f"another daemon has started under the name {self._node}; give each its own daemon.node, and restart",
             )
 
     @property
     def _is_rolled_back(self) -> bool:
-        return self.refusing is not None and self.refusing.code == "ledger_rolled_back"
+        return self.refusal is not None and self.refusal.code == "ledger_rolled_back"
 
     def rolled_back(self, sign: str) -> None:
         """Stops deciding, since the database has lost acknowledged batches, until an operator accepts the loss."""
         if not self._is_rolled_back:
             log.error("ledger.rolled_back", extra={"sign": sign})
-            self.refusing = Unavailable(
+            self.refusal = Unavailable(
                 "ledger_rolled_back",
                 f"the database has lost commits that it had acknowledged ({sign}): a standby without them took over, "
                 "or it was restored. Bring back the right one, or accept the loss with `covenant ledger restored`",
@@ -337,7 +337,7 @@ class Membership:
 
     async def rejoin(self, boot: str) -> Joined:
         """Begins a new run. The writer is at rest, and decides nothing before this node has caught up."""
-        self._tried.add(boot)
+        self._begun_boots.add(boot)
         connection = await self._connect()
         self._joined = joined = await join(connection, node=self._node, boot=boot, lease_ms=self._lease_ms)
         self.written, self._begun_anew = joined.seq, True
@@ -352,7 +352,7 @@ class Membership:
         await self._reload()
         await self._read_nodes()
         await self._on_begun(await self._connect())
-        self._begun_anew, self.refusing = False, None
+        self._begun_anew, self.refusal = False, None
 
     async def _fence(self, connection: asyncpg.Connection[Any], node: str, boot: str) -> None:
         """Fences a node's writer, once it has no batch under way, and the node, unless it has come back meanwhile."""
@@ -419,7 +419,7 @@ class Membership:
     async def _refresh(self, connection: asyncpg.Connection[Any]) -> None:
         changes = await refresh_registers(connection, self._registers)
         self._on_registers(changes)
-        await self._seen(connection)
+        await self._send_heartbeat(connection)
 
     def _is_in_order(self, writers: Sequence[Any], written: int) -> bool:
         """Detects a writer that is behind its known seq: `written` is this node's seq before the look.
@@ -457,20 +457,20 @@ class Membership:
             self._registers.heard(InstanceId(row["peer"]), row["heard_at_ms"])
         self._on_news(Topics(peers=tuple(self._registers.peers)))  # messages from and to them may have been missed
 
-    async def _tell(self) -> None:
-        if self._to_tell and not self._connections.pooler:
-            self._to_tell, self._told_s = False, asyncio.get_running_loop().time()
+    async def _notify_nodes(self) -> None:
+        if self._notify_due and not self._connections.pooler:
+            self._notify_due, self._notified_s = False, asyncio.get_running_loop().time()
             connection = await self._connect()
-            await _execute(connection, "tell", writer=str(self._joined.writer))
+            await _execute(connection, "notify", writer=str(self._joined.writer))
 
     async def look(self) -> None:
         """Reads everything that other nodes have committed before this call."""
         with translated():
-            async with self._asking():
+            async with self._lent_connection():
                 await self._poll()
 
     @asynccontextmanager
-    async def _asking(self) -> AsyncIterator[asyncpg.Connection[Any]]:
+    async def _lent_connection(self) -> AsyncIterator[asyncpg.Connection[Any]]:
         """Lends the connection to one caller at a time. A connection that failed is not used again."""
         async with self._busy:
             try:
@@ -484,9 +484,9 @@ class Membership:
         """Returns when every living node has this version of the registers, or has lapsed."""
         while True:
             with translated():
-                async with self._asking() as connection:
-                    await self._seen(connection)
-                    await self._tell()
+                async with self._lent_connection() as connection:
+                    await self._send_heartbeat(connection)
+                    await self._notify_nodes()
                     if not await _value(connection, "behind", version=version):
                         return
             await asyncio.sleep(ACKNOWLEDGE_S)

@@ -65,7 +65,7 @@ async def open_postgres_ledger(
             await migrate(connection)
             await check_tasks(connection)
             joining = join(connection, node=node, boot=boot, lease_ms=lease_ms)
-            joined = await connections.watched(joining)
+            joined = await connections.watch_for_standby(joining)
         finally:
             await connection.close()
         await connections.open()

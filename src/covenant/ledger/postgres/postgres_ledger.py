@@ -34,7 +34,7 @@ from covenant.ledger.contract.tasks import (
 from covenant.ledger.machine.commands import Command, GiveBack
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.postgres.audit_log import AuditLog
-from covenant.ledger.postgres.batch_items import Committed
+from covenant.ledger.postgres.batch_items import DecidedBatch
 from covenant.ledger.postgres.batch_writer import BatchWriter
 from covenant.ledger.postgres.connections import Connections, fetch_rows
 from covenant.ledger.postgres.counters import Counters
@@ -143,7 +143,7 @@ class PostgresLedger:
         secrets = SecretRows(connections, registers, membership)
         self.secret, self.keep_secret = secrets.find, secrets.keep
         self.replace_secret, self.replaced_secret = secrets.replace, secrets.replaced
-        self.residents, self.announce = self._node_agents.elsewhere, self._node_agents.announce
+        self.residents, self.announce = self._node_agents.residents, self._node_agents.announce
         self.leads, self.shares = membership.singletons.leads, membership.singletons.shares
         self.alive, self.living = membership.alive, membership.living
         self.ledger_epoch, self.committed_batches = membership.ledger_epoch, membership.committed_batches
@@ -158,7 +158,7 @@ class PostgresLedger:
             registers=registers,
             counters=self._counters,
             new_id=new_id,
-            on_committed=self._committed,
+            on_committed=self._on_committed,
             on_registers=self._registers_changed,
         )
 
@@ -192,7 +192,7 @@ class PostgresLedger:
             answer: A = await item.done
         except asyncio.CancelledError:
             if item.begun:
-                await self._give_back(command, item.outlive())
+                await self._give_back(command, item.outcome())
             raise
         if item.registers_version:
             await self._membership.acknowledged(item.registers_version)
@@ -217,7 +217,7 @@ class PostgresLedger:
         if self._membership.living() > 1:
             await self._membership.look()
 
-    def _committed(self, committed: Committed) -> None:
+    def _on_committed(self, committed: DecidedBatch) -> None:
         work = committed.work
         version = committed.items[0].registers_version
         if version > self._registers.version:  # otherwise a look has already found it
@@ -321,7 +321,7 @@ class PostgresLedger:
         return await self._history.tenants_of(task_ids)
 
     async def steps(self, task_id: TaskId, after: int, limit: int, scope: TaskScope = ANY) -> Sequence[Step]:
-        await self._steps.began(task_id)
+        await self._steps.wait_for_start(task_id)
         return await self._history.steps(task_id, after, limit, scope)
 
     async def listing(self, query: ListQuery) -> Listing:
@@ -458,7 +458,7 @@ class PostgresLedger:
         erase = self._history.erase
         erased = await (self._tenant_rows.erase(which, erase) if which.wholly else erase(which))
         if erased.tasks:
-            self._history.tell_erased()
+            self._history.notify_erased()
         return erased
 
     async def cached_keys(self, parties: Sequence[str]) -> Sequence[CacheKey]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 class Singletons:
     def __init__(self, node: str, is_current: Callable[[], bool], beat_now: Callable[[], None]) -> None:
-        """`is_current`: whether this node knows that it is alive. `beat_now` has `settle` called soon."""
+        """`is_current`: whether this node knows that it is alive. `beat_now` has `reassign` called soon."""
         self._node = node
         self._is_current = is_current
         self._beat_now = beat_now
@@ -27,7 +27,7 @@ class Singletons:
         self._parts: dict[str, str] = {}
         """The work of each part of shared work."""
         self._led: set[str] = set()
-        self._leaving: set[str] = set()
+        self._to_release: set[str] = set()
 
     def leads(self, name: str) -> bool:
         """Whether this node does the work now; from now on it applies for it."""
@@ -45,25 +45,25 @@ class Singletons:
 
     def forget(self) -> None:
         """Forgets all rows: a new run has none yet."""
-        self._led, self._leaving = set(), set()
+        self._led, self._to_release = set(), set()
 
-    async def settle(self, connection: asyncpg.Connection[Any], boot: str) -> None:
+    async def reassign(self, connection: asyncpg.Connection[Any], boot: str) -> None:
         """Takes free rows, and releases those that another node should have."""
         if not self._wanted and not self._parts:
             return
         holders = await self._holders(connection)
-        wished = self._rows_to_hold(holders)
-        released = list(self._leaving - wished)
+        target = self._rows_to_hold(holders)
+        released = list(self._to_release - target)
         if released:
             await execute("nodes", connection, "release", names=released, node=self._node, boot=boot)
-        free = sorted(wished - holders.keys())
+        free = sorted(target - holders.keys())
         if free:
             await execute("nodes", connection, "lead", names=free, node=self._node, boot=boot)
         if free or released:
             holders = await self._holders(connection)
-            wished = self._rows_to_hold(holders)
+            target = self._rows_to_hold(holders)
         held = {name for name, node in holders.items() if node == self._node}
-        self._led, self._leaving = held & wished, held - wished
+        self._led, self._to_release = held & target, held - target
 
     async def _holders(self, connection: asyncpg.Connection[Any]) -> dict[str, str]:
         return {row["name"]: row["node"] for row in await fetch_rows("nodes", connection, "held")}

@@ -48,7 +48,7 @@ from covenant.ledger.machine.events import (
 )
 from covenant.ledger.machine.states import State
 from covenant.ledger.postgres.connections import Connections, fetch_rows, fetch_value
-from covenant.ledger.postgres.found_rows import KEPT, walks_in_context
+from covenant.ledger.postgres.found_rows import TABLES, walks_in_context
 from covenant.ledger.postgres.sql import Statement, statements
 from covenant.ledger.postgres.stored_task import (
     Row,
@@ -61,7 +61,7 @@ from covenant.ledger.postgres.stored_task import (
     decode_task,
     uncolumn,
 )
-from covenant.ledger.postgres.tenant_rows import whose
+from covenant.ledger.postgres.tenant_rows import erased_condition
 from covenant.ledger.watchers import step_of
 from covenant.model.errors import InvalidParams
 from covenant.model.ids import PublicKey, TaskId
@@ -123,16 +123,16 @@ class History:
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
         self.erased_callbacks: list[Callable[[], None]] = []
-        self.erased: int | None = None
+        self.erased_count: int | None = None
         """The change of the counts by erasures, as last seen."""
 
     async def look_for_erasure(self, connection: asyncpg.Connection[Any]) -> None:
         """Notices erasures by other daemons: they are no batches of a writer, so no news report them."""
-        known, self.erased = self.erased, await fetch_value("history", connection, "erased")
-        if known != self.erased:
-            self.tell_erased()
+        known, self.erased_count = self.erased_count, await fetch_value("history", connection, "erased")
+        if known != self.erased_count:
+            self.notify_erased()
 
-    def tell_erased(self) -> None:
+    def notify_erased(self) -> None:
         for callback in self.erased_callbacks:
             callback()
 
@@ -145,7 +145,7 @@ class History:
 
     async def erase(self, which: EraseTasks) -> Erased:
         """Erases by one statement. The ids stay."""
-        query = Statement(statements("history")["erase"].format(whose=whose(which)))
+        query = Statement(statements("history")["erase"].format(condition=erased_condition(which)))
         values = {
             "tenant": which.tenant,
             "parties": which.parties,
@@ -200,7 +200,7 @@ class History:
             bytes_max=READ_BYTES_MAX,
         )
         results = await self.rows("waiting_results", viewer=query.viewer, count=query.limit, bytes_max=READ_BYTES_MAX)
-        return Queue(tuple(map(_line, rows)), tuple(decode_result(row["body"]) for row in results))
+        return Queue(tuple(map(_queue_entry, rows)), tuple(decode_result(row["body"]) for row in results))
 
     async def recent_tasks(self, viewer: PublicKey | None, limit: int) -> Sequence[Task]:
         rows = await self.rows("recent_tasks", viewer=viewer, count=limit, bytes_max=READ_BYTES_MAX)
@@ -256,7 +256,7 @@ class History:
                 level = [row["task_id"] for row in new]
                 seen.update(level)
                 rows += new
-            known = list(map(_tree_row, _within(rows)))
+            known = list(map(_tree_row, _first_fitting(rows)))
             remote = [row["no"] for row, each in zip(rows, known, strict=False) if each.remote is not None]
             noted = await _rows(db, "remote_notes", nos=remote) if remote else ()
         notes = {row["no"]: note for row in noted if (note := _remote_note(row["body"])) is not None}
@@ -301,7 +301,7 @@ def listing_statements(query: ListQuery) -> tuple[Statement, Statement, dict[str
     filters = [sql for name, sql in _FILTERS.items() if getattr(query, name) is not None]
     walks = [
         {"kept": kept, "filters": " ".join(f"AND {each}" for each in (*filters, walk) if each)}
-        for kept in KEPT
+        for kept in TABLES
         for walk in walks_in_context(kept, context)
     ]
     return _walked("page", walks), _walked("page_total", walks), values
@@ -338,7 +338,7 @@ def _place(token: str) -> tuple[int, int]:
     return int(found[1], 16), min(int(found[2], 16), _END)
 
 
-def _line(row: Row) -> QueueEntry:
+def _queue_entry(row: Row) -> QueueEntry:
     state, lease = State(row["state"]), decode_rest(row["rest"]).lease
     line = QueueEntry(
         state=state.wire_name,
@@ -426,7 +426,7 @@ def _update(row: Row) -> UpdateRecord:
     return UpdateRecord(generation=step.generation, kind=kind, ts_ms=step.ts_ms, body=plain)
 
 
-def _within(rows: Sequence[Row]) -> list[Row]:
+def _first_fitting(rows: Sequence[Row]) -> list[Row]:
     """The first rows that fit into one answer."""
     size, kept = 0, []
     for row in rows:

@@ -23,7 +23,7 @@ from covenant.ledger.postgres.batch_inputs import NUMBERS
 from covenant.ledger.postgres.batch_rows import LIVE, TASKS, live_row, task_row
 from covenant.ledger.postgres.cache_rows import key_text
 from covenant.ledger.postgres.connections import fetch_value
-from covenant.ledger.postgres.counters import ALL, KEPT, Counters, contribution
+from covenant.ledger.postgres.counters import ALL, KEPT_BYTES, Counters, contribution
 from covenant.ledger.postgres.queue_head import PLACE_BITS, queue_place
 from covenant.ledger.postgres.registers import AGENT, GRANT, IDENTITY, PEER, REVOKED, TENANT, agent_name
 from covenant.ledger.postgres.stored_task import Slot, column
@@ -136,7 +136,7 @@ class DatabaseWriter:
             slot.settled_place = no
             self._rows["tasks"].append(task_row(entry, slot))
             self._counts.count("resolved", ALL, entry.events)
-            self._counts.count(KEPT, task.tenant or ALL, slot.size)
+            self._counts.count(KEPT_BYTES, task.tenant or ALL, slot.size)
         else:
             self._add_live(entry, slot)
 

@@ -353,7 +353,7 @@ WITH held AS (
 looked AS (
     SELECT no, created_at_ms, updated_at_ms, sum(size) OVER (ORDER BY no) AS passed, size FROM (
         SELECT no, created_at_ms, updated_at_ms, size FROM tasks
-        WHERE {whose} AND no > :after
+        WHERE {condition} AND no > :after
         ORDER BY no
         LIMIT :count
     ) AS t
