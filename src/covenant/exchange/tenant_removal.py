@@ -32,7 +32,7 @@ from covenant.ledger.machine.commands import Cancel, Drain, DropPush
 from covenant.ledger.machine.decisions.identities import unknown_tenant
 from covenant.ledger.machine.identity_commands import BeginTenantRemoval, EraseTenant, FinishTenantRemoval
 from covenant.ledger.machine.states import DRAINED, QUERY_STATES, SETTLED, State
-from covenant.ledger.registries import is_at
+from covenant.ledger.register_index import concerns_host
 from covenant.model.agent_definition import RESERVED
 from covenant.model.errors import Conflict, NotFound, Refusal
 from covenant.model.ids import AgentId, PublicKey, TaskId
@@ -374,7 +374,7 @@ class TenantRemovals:
         return [each.agent for each in await self._ledger.identities() if host_of(each.agent.display) == name]
 
     async def _grants(self, name: str, keys: set[PublicKey]) -> int:
-        return sum(is_at(grant, name, keys) for grant in await self._ledger.grants())
+        return sum(concerns_host(grant, name, keys) for grant in await self._ledger.grants())
 
     async def _pushes(self, name: str) -> Sequence[tuple[TaskId, str]]:
         return [

@@ -43,7 +43,7 @@ from covenant.ledger.machine.events import (
 from covenant.ledger.machine.evolution import evolve, start
 from covenant.ledger.machine.states import DRAINED, FINISHED, FOLLOWING, LEASED, PARKED, QUEUED, SETTLED, State
 from covenant.ledger.machine.view import Archived, Cached, Remembered
-from covenant.ledger.registries import PushIndex, Registries
+from covenant.ledger.register_index import PushIndex, RegisterIndex
 from covenant.model.clock_steps import Ages
 from covenant.model.ids import PublicKey, TaskId
 from covenant.model.settings import Limits
@@ -51,11 +51,11 @@ from covenant.model.task import DELEGATION, CacheKey, Task, weigh, weigh_result
 from covenant.model.task_event import weigh_message
 
 
-class LedgerState(Registries, PushIndex, PeerIndex):
+class LedgerState(RegisterIndex, PushIndex, PeerIndex):
     """The input of decisions (it is the machine's `View`), and the source of the engine's reads."""
 
     def __init__(self, limits: Limits) -> None:
-        Registries.__init__(self)
+        RegisterIndex.__init__(self)
         PushIndex.__init__(self)
         PeerIndex.__init__(self)
         self.limits = limits

@@ -21,7 +21,7 @@ from covenant.ledger.postgres.node_runs import Joined
 from covenant.ledger.postgres.queue_head import Floors
 from covenant.ledger.postgres.registers import RegisterRow
 from covenant.ledger.postgres.stored_task import BIGINT_MAX, Slot, column, encode_head, encode_rest
-from covenant.ledger.registries import idle_at_ms
+from covenant.ledger.register_index import idle_at_ms
 
 _encode: Final = msgspec.json.Encoder().encode
 _IDS: Final = ("id_task_ids", "id_nos")
@@ -159,19 +159,19 @@ def _rows_of(work: BatchState) -> dict[str, Any]:
     for task_id in work.moved:
         entry, slot = work.entries[task_id], work.slots[task_id]
         assert entry is not None
-        if slot.was is None:
+        if slot.table is None:
             ids.append((task_id, slot.no))
-        elif slot.was == "live":
+        elif slot.table == "live":
             held.append((slot.no, slot.held_n))
         if entry.state is DRAINED:
             ended.append(task_row(entry, slot))
-            if slot.was == "live":
+            if slot.table == "live":
                 gone.append(slot.no)
-        elif slot.was == "live":
+        elif slot.table == "live":
             moved.append(_moved_row(entry, slot))
         else:
             new.append(live_row(entry, slot))
-            if slot.was == "tasks":
+            if slot.table == "tasks":
                 back.append(slot.no)
     values: dict[str, Any] = {}
     for names, rows in (

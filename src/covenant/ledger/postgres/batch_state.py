@@ -472,7 +472,7 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
         assert new is not None
         slot = self.slots[task_id]
         # A task whose result came back was listed before it ended.
-        listed = old is not None or slot.was != "tasks"
+        listed = old is not None or slot.table != "tasks"
         before = None if old is None else slot.counted or contribution(old, listed=listed)
         after = contribution(new, listed=listed)
         slot.counted = after if listed else None

@@ -1,4 +1,4 @@
-"""Work on the database without a run of a node: migrates its schema, records that it was restored, and looks at it."""
+"""Work on the database without a run of a node: migrates its schema, records that it was restored, and checks it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ async def mark_restored(dsn: str, by: AgentId, now_ms: int, row_id: str) -> int:
 
     An audit row by `by` records it, in a chain of its own.
 
-    A daemon that still runs begins anew with the database's content. Open tasks whose rows are gone are open no more.
+    A daemon that still runs begins anew with the database's content. Open tasks whose rows are gone are not counted as
+    open any more.
     Raises DatabaseUnusable, and Unavailable if the database waits for a standby.
     """
     async with _session(dsn) as (connections, connection):
@@ -112,9 +113,10 @@ class Instance(NamedTuple):
 
 
 async def read_instance(dsn: str) -> Instance:
-    """The secrets, and the identities, of the ledger; nothing of an empty database. Raises DatabaseUnusable.
+    """The secrets and the identities of the ledger. Raises DatabaseUnusable.
 
-    Nothing either of an older or a newer level: opening the ledger migrates or refuses it.
+    There are none in an empty database, and none are read from an older or newer schema: opening the ledger migrates or
+    refuses that.
     """
     async with _session(dsn) as (_, connection):
         if await connection.fetchval("SELECT to_regclass('ledger_level')") is None:

@@ -250,13 +250,13 @@ class Loader:
             into.load_envelope_count(want.sender, count)
 
 
-def _slot(row: Row, was: str) -> Slot:
-    slot = Slot(row["no"], was)
+def _slot(row: Row, table: str) -> Slot:
+    slot = Slot(row["no"], table)
     slot.n = slot.held_n = row["n"]
     slot.settled_place, slot.ended_n = row["settled_place"], row["ended_n"]
     slot.attempt, slot.turn = row["attempt"], row["turn"]
     slot.intent, slot.size = row["intent"], row["size"]
-    if was == "live":
+    if table == "live":
         slot.place, slot.touched, slot.pushed = row["place"], row["touched"], row["pushed"]
     return slot
 

@@ -30,7 +30,7 @@ LOST_ROW: Final = "somebody has deleted the row of the database's table register
 LOST_ROW_FIX: Final = "restore a backup, and run `covenant ledger restored`"
 LOST_TASKS_FIX: Final = f"{LOST_ROW_FIX}; without a backup, that command alone accepts the loss"
 ROWS_LOOKED_AT: Final = 10_000
-"""How many rows of open tasks a start looks for. So many wide rows take some 25 ms."""
+"""How many rows of open tasks a start counts. So many wide rows take some 25 ms."""
 
 _CREATE_LEVEL: Final = """
 CREATE TABLE ledger_level (
@@ -91,7 +91,7 @@ async def migrate(connection: asyncpg.Connection[Any], level: int = LEVEL) -> in
 
 
 def describe_foreign(level: int, what: str) -> tuple[str, str]:
-    """What is wrong with a database that has tables which this level has not made, and the fix."""
+    """The trouble of a database with tables that the ledger has not made at this level, and the fix."""
     fix = "name an empty database in ledger.url" if level == 0 else "drop it"
     return (
         f"the database has something that the ledger has not made ({what}), and its schema is at level {level}",
@@ -113,7 +113,10 @@ async def check_durability(connection: asyncpg.Connection[Any]) -> None:
 
 
 async def find_lost_tasks(connection: asyncpg.Connection[Any]) -> str | None:
-    """What is wrong if open tasks are gone, as after `TRUNCATE live`. With very many left, a few are not missed."""
+    """The trouble if rows of open tasks are gone, as after `TRUNCATE live`; None if not.
+
+    If more than ROWS_LOOKED_AT rows are left, missing ones are not noticed.
+    """
     (row,) = await fetch_rows("nodes", connection, "live_rows", most=ROWS_LOOKED_AT)
     counted, found = row["counted"], row["found"]
     if found >= min(counted, ROWS_LOOKED_AT):
@@ -155,8 +158,8 @@ async def find_foreign(connection: asyncpg.Connection[Any]) -> str | None:
 async def find_altered(connection: asyncpg.Connection[Any]) -> Altered:
     """Differences from tables that are created for this session alone, in a transaction that is rolled back."""
     here = await connection.fetchval("SELECT current_schema()")
-    making = connection.transaction()
-    await making.start()
+    trial = connection.transaction()
+    await trial.start()
     try:
         await connection.execute("SET LOCAL search_path = pg_temp")
         for number in range(1, LEVEL + 1):
@@ -165,7 +168,7 @@ async def find_altered(connection: asyncpg.Connection[Any]) -> Altered:
         tables = sorted({table for table, _ in (await _read_schema(connection, temporary, [])).columns})
         made, found = [await _read_schema(connection, schema, tables) for schema in (temporary, here)]
     finally:
-        await making.rollback()
+        await trial.rollback()
     rights = await fetch_rows("nodes", connection, "rights_missing", schema=here, tables=tables)
     others = [
         *_different(made.indexes, found.indexes, "the index "),
@@ -193,7 +196,7 @@ async def _read_schema(connection: asyncpg.Connection[Any], schema: str, tables:
 
 
 class AlteredTables:
-    """Tells whether an error comes of a column that somebody altered. One look at a time."""
+    """Finds out whether an error comes of a column that somebody altered. Callers at the same time share one look."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
@@ -220,9 +223,9 @@ class AlteredTables:
 
 
 def names_altered_columns(made: type[C]) -> type[C]:
-    """For a class with `altered_tables`: an error of its public coroutines that is no refusal is explained.
+    """For a class with `altered_tables`: explains errors of its public coroutines that are no refusals.
 
-    Values of another type than their columns should have make errors of all kinds, wherever they are used.
+    A column of another type than it should have makes errors of all kinds, wherever its values are used.
     """
     for name, function in tuple(vars(made).items()):
         if iscoroutinefunction(function) and not name.startswith("_"):

@@ -1,5 +1,4 @@
-"""Change notifications ("news"): the changes of each batch, for the other nodes. Each node follows the rows of each
-writer, in order.
+"""News: a row for each batch, with its changes, for the other nodes. Each node reads the rows of each writer in order.
 
 A row is written with its batch, so news never report a change that did not happen, and never miss one: a notification
 only says that it is worth looking now. A node that fell too far behind begins anew.
@@ -33,6 +32,7 @@ from covenant.model.ids import TaskId
 
 CHANNEL: Final = "covenant_news"
 KEPT_S: Final = 120.0
+"""How long news are kept. A node that was away for longer reads counts and registers anew."""
 NOTHING: Final = "{}"
 """The news of a batch that the gate refused."""
 AFTER_ALL: Final = 1 << 62
@@ -55,6 +55,8 @@ class LostLease(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Topics(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """The changes of a batch that other nodes must hear of."""
+
     counts: tuple[Count, ...] = ()
     queued: tuple[str, ...] = ()
     """Recipients, once for each task that was queued."""
@@ -65,7 +67,9 @@ class Topics(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     lost: tuple[LostLease, ...] = ()
     """Ended leases of agents inside another node."""
     peers: tuple[str, ...] = ()
+    """Peers that changed, or whose messages or delegations did."""
     heard: tuple[tuple[str, int], ...] = ()
+    """Peers that proved to be reachable, and when."""
     pushed: tuple[TaskId, ...] = ()
     """Tasks with push configurations that changed, or whose configurations changed."""
     audited: bool = False
@@ -85,7 +89,7 @@ def encode_topics(topics: Topics) -> str:
 def topics_of(work: BatchState, records: Iterable[tuple[Sequence[AnyEvent], int]], writer: tuple[str, str]) -> Topics:
     """The news of a batch; `records` are its commands' events, with their times.
 
-    `writer`: the node and the boot that write it. They know of their own leases.
+    `writer`: the node and the boot that write it, which need no news of their own leases.
     """
     ended: dict[TaskId, None] = {}
     steps: dict[TaskId, tuple[int, int]] = {}
@@ -156,7 +160,7 @@ class FirstDue:
         self._awaited_ms = BEFORE_ALL
         """Tasks that are due before this time wake the waiter."""
 
-    def hear(self, topics: Topics) -> None:
+    def note(self, topics: Topics) -> None:
         if topics.due_ms is not None and topics.due_ms < self._awaited_ms:
             self._earlier.set()
 

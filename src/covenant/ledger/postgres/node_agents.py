@@ -19,9 +19,9 @@ from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.errors import Unavailable
 
 AWAY_S: Final = 3_600.0
-"""How long the agents of a lost node stay known: callers are told to try again."""
+"""How long the agents of a node that is gone stay known: callers are told to try again."""
 RETRY_S: Final = 1.0
-"""The pause after the database could not be asked, in seconds."""
+"""The pause after a failed announcement, in seconds."""
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class NodeAgents:
     async def announce(self, agents: Sequence[CatalogueAgent]) -> None:
         self._announced, node, boot = agents, self._node, self._membership.boot
         if not agents and not any(each.node == node for each in self._registers.residents.values()):
-            return  # other nodes would never see a version without a row
+            return  # nothing changes: without a row, other nodes would not see the new version
         (row,) = await self._connections.rows(
             *("nodes", "announce"),
             prefix=column(f"[{msgspec.json.encode(node).decode()},"),
@@ -54,7 +54,7 @@ class NodeAgents:
             bodies=[msgspec.json.encode(StoredResident(node, boot, agent)).decode() for agent in agents],
         )
         await self._membership.look()
-        await self._membership.acknowledged(row["version"])
+        await self._membership.wait_acknowledged(row["version"])
 
     def announce_again(self) -> None:
         """Announces the agents again, after this node has begun a new run."""

@@ -24,7 +24,7 @@ class Joined(NamedTuple):
 
 
 async def join(connection: asyncpg.Connection[Any], *, node: str, boot: str, lease_ms: int) -> Joined:
-    """Begins a run of a node. An earlier one is fenced. Raises WrongSchema, and Unavailable if the ledger has left."""
+    """Begins a run of a node. An earlier one is fenced. Raises WrongSchema, or Unavailable for a moved ledger."""
     async with connection.transaction():
         if (home := await fetch_value("nodes", connection, "left")) is not None:
             raise Unavailable(

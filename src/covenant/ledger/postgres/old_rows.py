@@ -18,7 +18,7 @@ from covenant.ledger.postgres.news import KEPT_S
 
 MESSAGES_KEPT: Final = 1_000
 NODES_KEPT_MS: Final = 86_400_000
-"""Longer than anybody asks about a node that ended: its agents are called away for an hour (`node_agents.AWAY_S`)."""
+"""Longer than a node that ended is needed: its agents are reported as away for an hour (`node_agents.AWAY_S`)."""
 FORGOTTEN_AT_ONCE: Final = 100
 
 _rows, _execute = partial(fetch_rows, "nodes"), partial(execute, "nodes")

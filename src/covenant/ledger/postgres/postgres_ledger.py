@@ -195,17 +195,17 @@ class PostgresLedger:
                 await self._give_back(command, item.outcome())
             raise
         if item.registers_version:
-            await self._membership.acknowledged(item.registers_version)
+            await self._membership.wait_acknowledged(item.registers_version)
         return answer
 
     async def _give_back(self, command: Command[A], done: asyncio.Future[A]) -> None:
         """Gives back the leases or results of a departed caller, despite cancellation."""
-        doing = asyncio.create_task(self._undo(command, done))
-        while not doing.done():
+        undoing = asyncio.create_task(self._undo(command, done))
+        while not undoing.done():
             with suppress(asyncio.CancelledError):
-                await asyncio.wait((doing,))
-        if not doing.cancelled():
-            doing.exception()  # the outcome is unknown, and an operator will see the lease
+                await asyncio.wait((undoing,))
+        if not undoing.cancelled():
+            undoing.exception()  # the outcome is unknown, and an operator will see the lease
 
     async def _undo(self, command: Command[A], done: asyncio.Future[A]) -> None:
         undo: GiveBack | None = command.undo(await done)
@@ -224,7 +224,7 @@ class PostgresLedger:
             self._registers.put(committed.registers)
             self._registers.version = version
         for peer, at_ms in work.heard.items():
-            self._registers.heard(peer, at_ms)
+            self._registers.note_heard(peer, at_ms)
         self._membership.wrote(committed.seq)
         self._hot_tables.count(len(work.moved))
         pushed = {task_id for task_id, slot in work.slots.items() if slot.pushed}
@@ -236,8 +236,8 @@ class PostgresLedger:
                     continue
                 if (step := step_of(event, ts_ms)) is not None:
                     steps.setdefault(event.task_id, []).append(step)
-            for task_id, told in steps.items():
-                self._steps.wrote(task_id, told)
+            for task_id, new_steps in steps.items():
+                self._steps.wrote(task_id, new_steps)
         self._watchers.deliver(0)
         self._wake_waiters(committed.topics)
 
@@ -265,7 +265,7 @@ class PostgresLedger:
             self._wakeups.wake(("orphans",))
         if topics.audited:
             self._wakeups.wake(("audit",))
-        self._due.hear(topics)
+        self._due.note(topics)
 
     def _registers_changed(self, changes: Iterable[RegisterChange]) -> None:
         self._watchers.notify(registers=changes)

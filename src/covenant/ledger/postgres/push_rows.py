@@ -9,7 +9,7 @@ from covenant.ledger.machine.events import PushDropped, PushEvent, PushMoved, Pu
 from covenant.ledger.postgres.counters import ALL, Counters
 from covenant.ledger.postgres.missing_rows import Missing, WantIdlePushes, WantPushes
 from covenant.ledger.postgres.stored_task import BIGINT_MAX
-from covenant.ledger.registries import idle_at_ms
+from covenant.ledger.register_index import idle_at_ms
 from covenant.model.clock_steps import Ages
 from covenant.model.ids import TaskId
 from covenant.model.push import Push

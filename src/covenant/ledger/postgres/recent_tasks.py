@@ -56,7 +56,7 @@ class RecentTasks:
             assert entry is not None
             if entry.state is DRAINED:
                 continue
-            slot.was, slot.held_n = "live", slot.n
+            slot.table, slot.held_n = "live", slot.n
             kept = entry if entry.state is QUEUED else entry.without_body()
             if _bytes(kept) > BYTES_MAX:
                 continue

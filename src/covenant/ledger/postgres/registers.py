@@ -34,7 +34,7 @@ from covenant.ledger.machine.events import (
     TokenRevoked,
 )
 from covenant.ledger.postgres.connections import fetch_rows
-from covenant.ledger.registries import Registries, revoked_before
+from covenant.ledger.register_index import RegisterIndex, revoked_before
 from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.grant import Grant, Identity
 from covenant.model.peers.delegation import Peer
@@ -94,7 +94,7 @@ def decode_row(kind: str, name: str, body: str | None) -> RegisterRow:
     return RegisterRow(kind, name, None if body is None else _DECODERS[kind](body))
 
 
-class Registers(Registries):
+class Registers(RegisterIndex):
     def __init__(self) -> None:
         super().__init__()
         self.version = 0
@@ -115,7 +115,7 @@ class Registers(Registries):
     def token_revoked(self, token_id: str) -> bool:
         return token_id in self.tokens
 
-    def heard(self, peer_id: InstanceId, heard_at_ms: int) -> None:
+    def note_heard(self, peer_id: InstanceId, heard_at_ms: int) -> None:
         """Updates when a peer was last heard: stored beside the registers, as it changes all day."""
         peer = self.peers.get(peer_id)
         if peer is not None and peer.heard_at_ms < heard_at_ms:

@@ -25,7 +25,7 @@ class SecretRows:
         if not rows:
             return False
         await self._membership.look()
-        await self._membership.acknowledged(rows[0]["version"])
+        await self._membership.wait_acknowledged(rows[0]["version"])
         return True
 
     def replaced(self, name: str) -> str | None:

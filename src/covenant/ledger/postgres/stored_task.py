@@ -63,7 +63,7 @@ def uncolumn(text: str) -> str:
 
 
 class Slot:
-    """Where a task is stored. `n` numbers its events; `was` is its table when this batch began."""
+    """Where a task is stored. `n` is the number of its events; `table` is its table when this batch began."""
 
     __slots__ = (
         "attempt",
@@ -77,20 +77,23 @@ class Slot:
         "pushed",
         "settled_place",
         "size",
+        "table",
         "touched",
         "turn",
-        "was",
     )
 
-    def __init__(self, no: int, was: str | None = None) -> None:
+    def __init__(self, no: int, table: str | None = None) -> None:
         self.no = no
-        self.was = was
+        self.table = table
         self.n = 0
         self.held_n = 0
         """`n` when this batch began."""
         self.place = 0
+        """Its place in its recipient's queue."""
         self.settled_place: int | None = None
+        """The place of its result among those of its sender."""
         self.touched: int | None = None
+        """The place of the last lease or renewal: the order of leases."""
         self.pushed = False
         self.ended_n: int | None = None
         self.intent = ""
@@ -100,11 +103,11 @@ class Slot:
         self.counted: Contribution | None = None
         """Its contribution to the counts, if that is known."""
         self.attempt, self.turn = 0, 1
-        """For an ended task: the fields that it continues with if its result comes back."""
+        """For an ended task: the values with which it continues if its result is returned."""
 
     def copy(self) -> Slot:
         made = Slot.__new__(Slot)
-        (made.no, made.was, made.n, made.held_n, made.place) = (self.no, self.was, self.n, self.held_n, self.place)
+        (made.no, made.table, made.n, made.held_n, made.place) = (self.no, self.table, self.n, self.held_n, self.place)
         made.settled_place, made.touched, made.pushed = self.settled_place, self.touched, self.pushed
         made.ended_n, made.intent, made.size = self.ended_n, self.intent, self.size
         made.attempt, made.turn, made.counted = self.attempt, self.turn, self.counted

@@ -300,9 +300,9 @@ def listing_statements(query: ListQuery) -> tuple[Statement, Statement, dict[str
     values["context"] = context = column(query.context_id) if query.context_id is not None else None
     filters = [sql for name, sql in _FILTERS.items() if getattr(query, name) is not None]
     walks = [
-        {"kept": kept, "filters": " ".join(f"AND {each}" for each in (*filters, walk) if each)}
-        for kept in TABLES
-        for walk in walks_in_context(kept, context)
+        {"table": table, "filters": " ".join(f"AND {each}" for each in (*filters, walk) if each)}
+        for table in TABLES
+        for walk in walks_in_context(table, context)
     ]
     return _walked("page", walks), _walked("page_total", walks), values
 

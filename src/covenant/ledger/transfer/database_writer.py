@@ -27,7 +27,7 @@ from covenant.ledger.postgres.counters import ALL, KEPT_BYTES, Counters, contrib
 from covenant.ledger.postgres.queue_head import PLACE_BITS, queue_place
 from covenant.ledger.postgres.registers import AGENT, GRANT, IDENTITY, PEER, REVOKED, TENANT, agent_name
 from covenant.ledger.postgres.stored_task import Slot, column
-from covenant.ledger.registries import idle_at_ms
+from covenant.ledger.register_index import idle_at_ms
 from covenant.ledger.transfer.contents import Contents
 from covenant.ledger.transfer.task_record import TaskRecord
 from covenant.model.errors import CovenantError

@@ -225,7 +225,7 @@ LIMIT :count
 
 -- :page_walk
 (
-    SELECT no, updated_at_ms FROM {kept}
+    SELECT no, updated_at_ms FROM {table}
     WHERE tenant IS NOT NULL AND recipient = :recipient AND (updated_at_ms, no) < (:updated_at_ms, :no) {filters}
     ORDER BY updated_at_ms DESC, no DESC LIMIT :count
 )
@@ -236,7 +236,7 @@ SELECT sum(x.n)::bigint FROM (
 ) AS x
 
 -- :page_total_walk
-(SELECT count(*) AS n FROM {kept} WHERE tenant IS NOT NULL AND recipient = :recipient {filters})
+(SELECT count(*) AS n FROM {table} WHERE tenant IS NOT NULL AND recipient = :recipient {filters})
 
 -- :page_sizes
 SELECT no, sum(length(body)) AS size FROM events

@@ -1,4 +1,4 @@
-"""Registers in memory: identities, grants, tenants, stored agents, push configurations and the audit's head."""
+"""Indexes in memory: push configurations; and identities, grants, tenants, stored agents and the audit's head."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class PushIndex:
         self._push_counts: dict[str, int] = {}
         """The number of configurations by tenant."""
         self._idle: list[tuple[int, TaskId, str]] = []
-        """One entry for each configuration of an ended task, with the earliest time at which it may be idle."""
+        """A heap with one entry for each configuration of an ended task: the earliest time at which it may be idle."""
 
     def apply_push(self, event: PushEvent, ts_ms: int) -> None:
         match event:
@@ -112,9 +112,9 @@ class PushIndex:
     def _count(self, push: Push, change: int) -> None:
         tenant = host_of(push.recipient.display)
         self._push_count += change
-        left = self._push_counts.pop(tenant, 0) + change
-        if left:
-            self._push_counts[tenant] = left
+        count = self._push_counts.pop(tenant, 0) + change
+        if count:
+            self._push_counts[tenant] = count
 
     def all_pushes(self) -> Iterator[Push]:
         return (push for of_task in self.pushes_by_task.values() for push in of_task.values())
@@ -127,7 +127,7 @@ class PushIndex:
             push = self.push(task_id, push_id)
             if push is None or push.ended is None:
                 continue
-            # The push or the clock may have moved since: then it is looked at again later. Another event drops it.
+            # The push or the clock may have moved since: then the push comes later. An event drops an idle push.
             moved_at_ms = ages.moment_ms(push.moved_at_ms, now_ms)
             back[task_id, push_id] = at_ms = idle_at_ms(push, moved_at_ms, self.limits)
             if at_ms <= now_ms:
@@ -140,7 +140,7 @@ class PushIndex:
 replace = msgspec.structs.replace
 
 
-class Registries:
+class RegisterIndex:
     def __init__(self) -> None:
         self.audit_head = GENESIS
         self.audit_anchor = GENESIS
@@ -155,7 +155,7 @@ class Registries:
         """By tenant and id, oldest of a tenant first."""
         self._live: dict[str, Identity] = {}
         """Live identities by display, and by key: each display and key has at most one."""
-        self._granted: dict[tuple[PublicKey, str], tuple[Grant, ...]] = {}
+        self._grants_by_subject: dict[tuple[PublicKey, str], tuple[Grant, ...]] = {}
 
     def register(self, event: AnyEvent) -> None:
         match event:
@@ -191,7 +191,7 @@ class Registries:
             case AuditPurged(through, anchor_hash):
                 self.audit_anchor = AuditHead(through, anchor_hash)
             case _:
-                raise AssertionError(f"no registry takes {event}")
+                raise AssertionError(f"no register takes {event}")
 
     def put_identity(self, identity: Identity) -> None:
         self.identities_by_token[identity.token_sha256] = identity
@@ -221,7 +221,7 @@ class Registries:
 
     def grants_at(self, host: str, keys: Collection[str]) -> Sequence[Grant]:
         """Grants whose subject's display ends in this host, or that allow an action with such an agent."""
-        return [each for each in self.grants_by_signature.values() if is_at(each, host, keys)]
+        return [each for each in self.grants_by_signature.values() if concerns_host(each, host, keys)]
 
     def _erase_tenant(self, name: str, keys: Collection[str]) -> None:
         self.stored_agents.pop(name, None)
@@ -244,20 +244,20 @@ class Registries:
         self._drop_grant(grant)
         self.grants_by_signature[grant.signature_b58] = grant
         key = (grant.subject.pubkey, grant.action)
-        self._granted[key] = (*self._granted.get(key, ()), grant)
+        self._grants_by_subject[key] = (*self._grants_by_subject.get(key, ()), grant)
 
     def _drop_grant(self, grant: Grant) -> None:
         if self.grants_by_signature.pop(grant.signature_b58, None) is None:
             return
         key = (grant.subject.pubkey, grant.action)
-        rest = tuple(other for other in self._granted[key] if other.signature_b58 != grant.signature_b58)
+        rest = tuple(other for other in self._grants_by_subject[key] if other.signature_b58 != grant.signature_b58)
         if rest:
-            self._granted[key] = rest
+            self._grants_by_subject[key] = rest
         else:
-            del self._granted[key]
+            del self._grants_by_subject[key]
 
     def grants(self, subject: PublicKey, action: str) -> Sequence[Grant]:
-        return self._granted.get((subject, action), ())
+        return self._grants_by_subject.get((subject, action), ())
 
     def grant(self, signature_b58: str) -> Grant | None:
         return self.grants_by_signature.get(signature_b58)
@@ -293,7 +293,7 @@ class Registries:
         return len(revoked_before(self.grants_by_signature.values(), before_ms))
 
 
-def is_at(grant: Grant, host: str, keys: Collection[str]) -> bool:
+def concerns_host(grant: Grant, host: str, keys: Collection[str]) -> bool:
     """Whether a grant's subject is at this host, or its action names an agent there, by display or key."""
     return host in (host_of(grant.subject.display), grant.action.partition("@")[2]) or any(
         key in keys for key in (grant.subject.pubkey, grant.action.rpartition(".")[2])
