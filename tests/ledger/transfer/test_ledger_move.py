@@ -24,7 +24,7 @@ from covenant.ledger.embedded.moved_mark import read_mark
 from covenant.ledger.embedded.open import open_ledger
 from covenant.ledger.machine.identity_commands import WriteAuditRow
 from covenant.ledger.postgres.open_postgres import DatabaseUnusable, open_blob_rows, open_postgres_ledger
-from covenant.ledger.transfer.database_contents import LEFT, READ
+from covenant.ledger.transfer.database_contents import MOVED, NOT_MOVED
 from covenant.ledger.transfer.ledger_move import CannotMove, Mover
 from covenant.model.errors import HomeLocked, HomeUnusable, Unavailable
 from covenant.model.ids import TaskId
@@ -307,4 +307,4 @@ async def test_every_table_is_moved_or_left_on_purpose(url: str, history: HomeHi
         for row in await connection.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
     }
     await connection.close()
-    assert tables == READ | LEFT
+    assert tables == MOVED | NOT_MOVED

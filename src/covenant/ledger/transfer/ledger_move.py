@@ -1,9 +1,10 @@
 """Moves a ledger from a home into an empty database, and from a database into a home.
 
-Either way the source is read while nobody serves it, the target is written, read back and compared, and then the source
-is marked, so that nobody serves it by accident. The database's part is one transaction. The home's mark is written
-just before that transaction commits and has the move's id. So a move that is repeated after a crash finds out whether
-the database had committed, and only finishes the rest. A move that is refused before that leaves the home as it was.
+In both directions the source is read while nobody serves it, and the target is written, read back and compared. Then
+the source is marked, so that nobody serves it by accident. The database's part is one transaction. The home's mark has
+the move's id and is written just before that transaction commits. So a move that is repeated after a crash finds out
+whether the database has committed, and only finishes the rest. A move that is refused before that leaves the home as it
+was.
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ class CannotMove(CovenantError):
 class Mover:
     """One move, or the rest of an interrupted one. `by` is the issuer of the audit row about it.
 
-    Each direction commits to the database: it refuses one that may lose commits, unless `durability` is "os".
-    `secrets`: what a database keeps of them, by name, for a move into it.
+    Both directions commit to the database, and refuse one that may lose commits, unless `durability` is "os".
+    `secrets`: the encrypted secrets to store in the database, by name, for a move into it.
     """
 
     def __init__(
@@ -107,9 +108,9 @@ class Mover:
         else:
             async with self._database() as connection:
                 await self._check_target(connection)
-            await self._settle_home()
+            await self._compact_home()
         with lock_home(self._home):
-            mark = mark or self._mark("moving")
+            mark = mark or self._new_mark("moving")
             with closing(HomeContents(self._home, self._limits)) as contents:
                 await check_chains(contents)
                 measures = await measure(contents)
@@ -120,11 +121,11 @@ class Mover:
             write_mark(self._home, msgspec.structs.replace(mark, state="moved"))
         return measures
 
-    async def _settle_home(self) -> None:
-        """Compacts the home into its snapshot and archive, and audits where its ledger goes."""
+    async def _compact_home(self) -> None:
+        """Writes an audit row about the move, and compacts the home into its snapshot and archive."""
         ledger = await open_ledger(self._home, clock=self._now_ms, limits=self._limits)
         try:
-            await ledger.commit(WriteAuditRow(by=self._by, row={"type": "ledger_moved", "to": self._place()}))
+            await ledger.commit(WriteAuditRow(by=self._by, row={"type": "ledger_moved", "to": self._database_name()}))
             await ledger.compact()
         finally:
             await ledger.close()
@@ -158,11 +159,11 @@ class Mover:
             self._check_mark(mark, "returning")
         with lock_home(self._home):
             if mark is None or mark.state in IN_DATABASE:
-                mark = self._mark("returning")
+                mark = self._new_mark("returning")
             measures: Mapping[str, Measure] | None = None
             async with self._database() as connection:
                 if await _value(connection, "moved", id=mark.id) is None:
-                    measures = await self._take(connection, staged, mark)
+                    measures = await self._write_staged(connection, staged, mark)
             fault_points.point("move.publish")
             self._publish(staged)
             if measures is None:
@@ -172,7 +173,9 @@ class Mover:
             remove_mark(self._home)
         return measures
 
-    async def _take(self, connection: asyncpg.Connection[Any], staged: Path, mark: MovedMark) -> Mapping[str, Measure]:
+    async def _write_staged(
+        self, connection: asyncpg.Connection[Any], staged: Path, mark: MovedMark
+    ) -> Mapping[str, Measure]:
         async with connection.transaction(isolation="repeatable_read"):
             await execute("transfer", connection, "lock")
             await self._check_source(connection)
@@ -190,7 +193,7 @@ class Mover:
             replace_private(staged / INCARNATION_NAME, msgspec.json.encode(incarnation))
             ledger = await open_ledger(staged, clock=self._now_ms, limits=self._limits)
             try:
-                row: dict[str, object] = {"type": "ledger_moved", "from": self._place(), "chains": heads}
+                row: dict[str, object] = {"type": "ledger_moved", "from": self._database_name(), "chains": heads}
                 await ledger.commit(WriteAuditRow(by=self._by, row=row))
                 await ledger.compact()
             finally:
@@ -230,15 +233,17 @@ class Mover:
     async def _check_target(self, connection: asyncpg.Connection[Any]) -> None:
         await self._check_alone(connection)
         if await _value(connection, "held"):
-            raise CannotMove(f"the database {self._place()} is not empty; name an empty one with --ledger")
+            raise CannotMove(f"the database {self._database_name()} is not empty; name an empty one with --ledger")
 
     async def _check_source(self, connection: asyncpg.Connection[Any]) -> None:
         await self._check_alone(connection)
         left = await fetch_value("nodes", connection, "left")
         if left is not None:
-            raise CannotMove(f"the ledger was moved out of {self._place()} already, into the home {left}; use that one")
+            raise CannotMove(
+                f"the ledger was moved out of {self._database_name()} already, into the home {left}; use that one"
+            )
         if not await _value(connection, "held"):
-            raise CannotMove(f"the database {self._place()} has no ledger to move")
+            raise CannotMove(f"the database {self._database_name()} has no ledger to move")
 
     async def _check_alone(self, connection: asyncpg.Connection[Any]) -> None:
         if living := [row["node"] for row in await fetch_rows("transfer", connection, "living")]:
@@ -248,18 +253,18 @@ class Mover:
         found = await measure(written)
         for kind in sorted({*expected, *found}):
             if expected.get(kind) != found.get(kind):
-                was, is_now = (each.count if each is not None else 0 for each in (expected.get(kind), found.get(kind)))
+                was, now = (each.count if each is not None else 0 for each in (expected.get(kind), found.get(kind)))
                 raise CannotMove(
-                    f"the written ledger differs from the one that was read ({kind}: {was} read, {is_now} written), "
+                    f"the written ledger differs from the one that was read ({kind}: {was} read, {now} written), "
                     "so nothing was moved; this is a defect: please report it"
                 )
 
-    def _mark(self, state: Any) -> MovedMark:
-        return MovedMark(id=self._new_id(), state=state, database=self._place(), at_ms=self._now_ms())
+    def _new_mark(self, state: Any) -> MovedMark:
+        return MovedMark(id=self._new_id(), state=state, database=self._database_name(), at_ms=self._now_ms())
 
     def _check_mark(self, mark: MovedMark, state: str) -> None:
         """Raises CannotMove unless the mark is of an interrupted move in this direction, to or from this database."""
-        if mark.state == state and mark.database == self._place():
+        if mark.state == state and mark.database == self._database_name():
             return
         reasons = {
             "served": f"it is in {mark.database} already",
@@ -269,7 +274,7 @@ class Mover:
         }
         raise CannotMove(f"the ledger of {self._home} cannot be moved: {reasons[mark.state]}")
 
-    def _place(self) -> str:
+    def _database_name(self) -> str:
         return name_database(self._dsn)
 
     @asynccontextmanager
