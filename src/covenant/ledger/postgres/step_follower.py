@@ -13,7 +13,6 @@ from typing import Final
 
 from covenant.ledger.clock import LongWaits
 from covenant.ledger.watchers import TaskWatch
-from covenant.model.errors import Unavailable
 from covenant.model.ids import TaskId
 from covenant.model.task_event import Step
 
@@ -139,7 +138,7 @@ class StepFollower:
                 if not steps:
                     break
                 self._give(followed, steps)
-        except Unavailable:
+        except Exception:  # noqa: BLE001  each reader begins again at its cursor, and meets the error there
             for watch in followed.watches:
                 watch.end()
         finally:
