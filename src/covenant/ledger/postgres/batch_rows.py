@@ -61,14 +61,14 @@ _AUDIT: Final = _columns_of("a", "idx place ts_ms issuer chain_hash row")
 def live_row(entry: Entry, slot: Slot) -> tuple[Any, ...]:
     task, key = entry.task, entry.cache_key
     no, n, state, a2a_state, lessee, updated_at_ms, *moved, rest, cause, error_message, size = _moved_row(entry, slot)
-    generation, turn, attempt, place, settled_place, touched, touched_at_ms, due_at_ms, *others = moved
+    generation, turn, attempt, place, settled_place, touched, touched_at_ms, due_at_ms, *holder = moved
     return (
         *(no, task.id, n, state, a2a_state, task.sender.pubkey, task.recipient.pubkey, lessee, task.tenant),
         *(task.recipient.display.partition("@")[0], column(task.context_id or ""), task.origin, task.parent),
         *(entry.accepted_at_ms, updated_at_ms, generation, turn, attempt, _deadline_ms(entry)),
         *(place, settled_place, touched, touched_at_ms, due_at_ms),
         key_text(key) if key is not None and entry.state is not SETTLED else None,
-        *others,
+        *holder,
         *(encode_head(entry), rest, task.sender.display, task.recipient.display, *_filter_columns(entry)),
         *(cause, error_message, slot.intent, size),
     )
@@ -267,8 +267,8 @@ def _requests(work: BatchState) -> Iterable[tuple[str, dict[str, Any]]]:
     # A new row is inserted plainly: if another node had the same request meanwhile, this batch is decided again.
     for name, is_new in (("new_requests", True), ("requests", False)):
         rows = [
-            (key[0], column(key[1]), column(key[2]), place, _encode(given).decode())
-            for key, (place, given) in work.requests_put.items()
+            (key[0], column(key[1]), column(key[2]), place, _encode(remembered).decode())
+            for key, (place, remembered) in work.requests_put.items()
             if (key in work.requests_new) is is_new
         ]
         if rows:

@@ -426,8 +426,8 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
         if ended and slot.pushed:
             self.end_pushes(task_id, new.generation)
         elif kind in _GIVES and isinstance(event, (TaskLeased, ResultDrained)) and event.request_id is not None:
-            key, given = effects.request_given(event, new)
-            self._remember(key, effects.merge_remembered(self._requests.get(key), given))
+            key, remembered = effects.request_given(event, new)
+            self._remember(key, effects.merge_remembered(self._requests.get(key), remembered))
         if new.state is DRAINED:
             self.counts.count("resolved", ALL, new.events)
             self.counts.count(KEPT_BYTES, new.task.tenant or ALL, slot.size)

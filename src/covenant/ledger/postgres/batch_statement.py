@@ -118,14 +118,14 @@ class BatchStatement:
         column, _, number = name.partition("__")
         return column, itemgetter(int(number or 0))
 
-    def values(self, given: dict[str, Any]) -> list[Any]:
+    def values(self, values: dict[str, Any]) -> list[Any]:
         for name in self._alike:
-            values = given[name]
-            if values and values.count(values[0]) == len(values):
-                given[name], given[name + _ALIKE] = None, values[0]
+            column = values[name]
+            if column and column.count(column[0]) == len(column):
+                values[name], values[name + _ALIKE] = None, column[0]
             else:
-                given[name + _ALIKE] = None
-        return encode_values(given, self._encoders)
+                values[name + _ALIKE] = None
+        return encode_values(values, self._encoders)
 
 
 Encoder = tuple[str, Callable[..., Any] | None]
@@ -142,11 +142,11 @@ def _rows_by_number(found: re.Match[str]) -> str:
 
 
 def _element(number: int, array: str) -> str:
-    element, given = f"r.a{number}[r.i]", _ARRAY.fullmatch(array)
-    if number == 0 or given is None or given[1].partition("_")[2] in _OWN:
+    element, named = f"r.a{number}[r.i]", _ARRAY.fullmatch(array)
+    if number == 0 or named is None or named[1].partition("_")[2] in _OWN:
         return element
     # If all rows are alike, the array is null.
-    return f"coalesce({element}, :{given[1]}{_ALIKE}::{given[2]})"
+    return f"coalesce({element}, :{named[1]}{_ALIKE}::{named[2]})"
 
 
 def _few_rows(part: str, count: int) -> str:
@@ -202,23 +202,23 @@ def array_sql(name: str, kind: str) -> str:
     return f"CASE :{name}::text WHEN '' THEN ARRAY[''] ELSE string_to_array(:{name}, :between::text, :null::text) END"
 
 
-def encode_values(given: dict[str, Any], encoders: Sequence[Encoder]) -> list[Any]:
+def encode_values(values: dict[str, Any], encoders: Sequence[Encoder]) -> list[Any]:
     """The values in the order of their names, each encoded."""
     try:
-        return _encode_values(given, encoders, *SEPARATORS)
+        return _encode_values(values, encoders, *SEPARATORS)
     except SeparatorTaken:
         made = uuid4().hex
-        return _encode_values(given, encoders, f"/{made}", f"-{made}")
+        return _encode_values(values, encoders, f"/{made}", f"-{made}")
 
 
-def _encode_values(given: dict[str, Any], encoders: Sequence[Encoder], between: str, null: str) -> list[Any]:
-    given["between"], given["null"] = between, null
+def _encode_values(values: dict[str, Any], encoders: Sequence[Encoder], between: str, null: str) -> list[Any]:
+    values["between"], values["null"] = between, null
     return [
-        given[name]
-        if encode is None or given[name] is None
-        else join_texts(given[name], between, null)
+        values[name]
+        if encode is None or values[name] is None
+        else join_texts(values[name], between, null)
         if encode is join_texts
-        else encode(given[name])
+        else encode(values[name])
         for name, encode in encoders
     ]
 

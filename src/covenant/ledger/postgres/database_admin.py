@@ -153,7 +153,7 @@ async def find_troubles(dsn: str, *, durable: bool = True) -> tuple[int, list[Tr
             troubles.append(Trouble(*describe_foreign(level, foreign)))
         if level == LEVEL:
             altered = await find_altered(connection)
-            troubles += [Trouble(f"the database: {each}", _FIX) for each in (*altered.columns, *altered.others)]
+            troubles += [Trouble(f"the database: {each}", _FIX) for each in (*altered.columns, *altered.problems)]
             if not troubles and not await connection.fetchval("SELECT EXISTS (SELECT FROM registers)"):
                 troubles.append(Trouble(LOST_ROW, LOST_ROW_FIX))
             if not troubles and (lost := await find_lost_tasks(connection)) is not None:

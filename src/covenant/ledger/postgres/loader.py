@@ -62,7 +62,7 @@ MOVES_MAX: Final = 3
 
 _cached: Final = msgspec.json.Decoder(Cached).decode
 _cache_key: Final = msgspec.json.Decoder(CacheKey).decode
-_given: Final = msgspec.json.Decoder(Remembered).decode
+_remembered: Final = msgspec.json.Decoder(Remembered).decode
 _push: Final = msgspec.json.Decoder(Push).decode
 _delegation: Final = msgspec.json.Decoder(Delegation).decode
 _outbox_message: Final = msgspec.json.Decoder(OutboxMessage).decode
@@ -186,9 +186,9 @@ class Loader:
         texts = {(want.verb, column(want.holder), column(want.request_id)): want for want in wants}
         verbs, holders, request_ids = (list(part) for part in zip(*texts, strict=True))
         found = await self._rows("requests", verbs=verbs, holders=holders, request_ids=request_ids)
-        given = {texts[row["verb"], row["holder"], row["request_id"]]: _given(row["given"]) for row in found}
+        known = {texts[row["verb"], row["holder"], row["request_id"]]: _remembered(row["given"]) for row in found}
         for want in wants:
-            into.load_request((want.verb, want.holder, want.request_id), given.get(want))
+            into.load_request((want.verb, want.holder, want.request_id), known.get(want))
 
     async def uses(self, into: BatchState, wants: Sequence[WantUses]) -> None:
         signatures = [want.signature for want in wants]

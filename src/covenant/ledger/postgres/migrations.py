@@ -143,7 +143,8 @@ class Altered(NamedTuple):
     """The differences, as text."""
 
     columns: list[str]
-    others: list[str]
+    problems: list[str]
+    """Indexes, constraints and rights."""
 
 
 async def find_foreign(connection: asyncpg.Connection[Any]) -> str | None:
@@ -170,12 +171,12 @@ async def find_altered(connection: asyncpg.Connection[Any]) -> Altered:
     finally:
         await trial.rollback()
     rights = await fetch_rows("nodes", connection, "rights_missing", schema=here, tables=tables)
-    others = [
+    problems = [
         *_different(made.indexes, found.indexes, "the index "),
         *(f"{bound}, which is not of the ledger" for bound in sorted(found.bounds - made.bounds)),
         *(row["what"] for row in rights),
     ]
-    return Altered(list(_different(made.columns, found.columns, "")), others)
+    return Altered(list(_different(made.columns, found.columns, "")), problems)
 
 
 def _different(made: dict[tuple[str, str], str], found: dict[tuple[str, str], str], noun: str) -> Iterator[str]:
@@ -235,9 +236,9 @@ def names_altered_columns(made: type[C]) -> type[C]:
 
 def _explained(function: Any) -> Any:
     @wraps(function)
-    async def explained(self: Any, *given: Any, **named: Any) -> Any:
+    async def explained(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            return await function(self, *given, **named)
+            return await function(self, *args, **kwargs)
         except CovenantError:
             raise
         except Exception as error:

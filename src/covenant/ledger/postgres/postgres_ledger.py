@@ -281,12 +281,12 @@ class PostgresLedger:
     async def orphaned(self, timeout_ms: int) -> bool:
         return await self._wait(("orphans",), timeout_ms, "orphaned")
 
-    async def _wait(self, key: tuple[str, ...], timeout_ms: int, asked: str, **values: Any) -> bool:
-        """Whether the database answers yes, now or within the time limit."""
+    async def _wait(self, key: tuple[str, ...], timeout_ms: int, query: str, **values: Any) -> bool:
+        """Whether the query is true now, or the key is woken within the time limit."""
         waiting = asyncio.ensure_future(self._wakeups.wait(key, timeout_ms))
         try:
             await asyncio.sleep(0)  # wait before the look, so that a change between the two is not missed
-            return bool(await self._history.value(asked, **values)) or await waiting
+            return bool(await self._history.value(query, **values)) or await waiting
         finally:
             waiting.cancel()
 

@@ -200,8 +200,8 @@ class DatabaseWriter:
         ]
         await self._copy("pushes", ("task_id", "id", "made", "idle_at_ms", "body"), rows)
         rows = [
-            (verb, column(holder), column(request_id), next(self._places), _text(given))
-            for (verb, holder, request_id), given in state.requests.items()
+            (verb, column(holder), column(request_id), next(self._places), _text(remembered))
+            for (verb, holder, request_id), remembered in state.requests.items()
         ]
         counts.count("requests", ALL, len(rows))
         await self._copy("requests", ("verb", "holder", "request_id", "place", "given"), rows)
