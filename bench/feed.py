@@ -19,7 +19,7 @@ from bench.report import Level, Table, at_most, fact
 from covenant.agents.api import Agent, Turn
 from covenant.agents.function_agent import FunctionAgent
 from covenant.agents.runtime.worker_pool import WorkerPool
-from covenant.dashboard.feed import ROUND_S, ROUNDS_PER_COUNT, FeedCollector, write_all
+from covenant.dashboard.feed import ROUND_S, ROUNDS_PER_COUNT, FeedCollector, write_all_frames
 from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.ledger.embedded.open import open_ledger
 from covenant.ledger.machine.commands import Accept
@@ -98,8 +98,8 @@ async def _second(ledger: EmbeddedLedger, records: Sequence[Record]) -> float:
             changes.note(events, ts_ms, seq)
         changes.position = some[-1][2]
         position = collector.ring.position
-        await collector.look(counting=number % ROUNDS_PER_COUNT == 0)
-        written = write_all(collector.ring.since(position) or ())
+        await collector.run_round(counting=number % ROUNDS_PER_COUNT == 0)
+        written = write_all_frames(collector.ring.since(position) or ())
         assert written
     spent = process_time() - began
     changes.end()

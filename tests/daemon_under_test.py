@@ -168,7 +168,7 @@ async def open_daemon_under_test(
     settings = settings or make_settings(home, **chosen)
     async with AsyncExitStack() as stack:
         daemon = await stack.enter_async_context(
-            open_daemon(settings, Log(), served=served, clocks=clocks, archive_apart=False)
+            open_daemon(settings, Log(), served=served, clocks=clocks, archive_process=False)
         )
         if serve:
             await stack.enter_async_context(serving(daemon))

@@ -38,7 +38,7 @@ from covenant.model.a2a_requests import Message, SendMessage
 from covenant.model.agent_definition import INDEX, Advisor, AgentDefinition, read_agent_definition
 from covenant.model.content import Content, Json, Text
 from covenant.model.settings import A2aSettings, DelegationSettings
-from covenant.model.task import ELSEWHERE
+from covenant.model.task import URL_RECIPIENT
 from covenant.model.task_event import ArtifactUpdate, Step
 from covenant.model.task_view import TaskView
 from covenant.model.tenants import DEFAULT
@@ -82,17 +82,17 @@ class AgentsUnderTest:
         if model is None:
             return None
         advisor = definition.advisor
-        adviser = self._adviser(advisor) if advisor is not None else None
+        model_advisor = self._advisor(advisor) if advisor is not None else None
         return ModelAgent(
             model,
             definition,
             self.services,
             remembers=remembers,
-            adviser=adviser,
+            model_advisor=model_advisor,
             fallbacks=self.fallbacks,
         )
 
-    def _adviser(self, advisor: Advisor) -> ModelAdvisor:
+    def _advisor(self, advisor: Advisor) -> ModelAdvisor:
         model, *others = (self.models[name] for name in (advisor.model, *advisor.fallback_models))
         return ModelAdvisor(model, advisor, request_s=BOUND_S, fallbacks=others)
 
@@ -123,7 +123,7 @@ class AgentsUnderTest:
 
     async def known(self) -> None:
         """The cards of all remote agents were looked for."""
-        self.remote_cards.look()
+        self.remote_cards.refresh()
         await asyncio.wait_for(self.remote_cards.settled(), BOUND_S)
 
     def register(self, **urls: str) -> None:
@@ -188,7 +188,7 @@ async def open_agents(
         tracer=tracer,
         model_calls=model_calls or ModelCalls(tracer, task_tokens_max=tokens_max),
     )
-    workers.register(catalogue.identity(DEFAULT, ELSEWHERE), elsewhere.body())
+    workers.register(catalogue.identity(DEFAULT, URL_RECIPIENT), elsewhere.body())
     remote_cards = RemoteCards(elsewhere.registry, elsewhere.card, time.monotonic)
     known = dict(models or {})
     directory = AgentDirectory(catalogue, lambda definition: definition.kind != "model" or bool(known), remote_cards)

@@ -57,7 +57,7 @@ class Clock:
 
 
 async def settled(remote_cards: RemoteCards) -> None:
-    remote_cards.look()
+    remote_cards.refresh()
     await asyncio.wait_for(remote_cards.settled(), BOUND_S)
 
 
@@ -68,7 +68,7 @@ async def test_cards_and_failures_are_kept_each_for_its_time() -> None:
     await settled(remote_cards)
     await settled(remote_cards)
     assert cards.asked == ["a", "b"]
-    assert {name: kept.trouble for name, kept in remote_cards.known.items()} == {"a": "", "b": "b is dead"}
+    assert {name: kept.error for name, kept in remote_cards.known.items()} == {"a": "", "b": "b is dead"}
     clock.now_s += module.FAILURE_S
     await settled(remote_cards)
     assert cards.asked == ["a", "b", "b"]
@@ -98,7 +98,7 @@ async def test_many_are_asked_at_once_but_not_all_and_nobody_waits_for_the_slow(
     names, cards = Names(*(f"r{number}" for number in range(40))), Cards()
     cards.held.clear()
     remote_cards = RemoteCards(names, cards.find, Clock())
-    remote_cards.look()
+    remote_cards.refresh()
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert cards.under_way == FETCHES_MAX
@@ -116,7 +116,7 @@ async def test_one_that_never_answers_is_a_failure_in_the_end(monkeypatch: pytes
     cards.held.clear()
     remote_cards = RemoteCards(Names("a"), cards.find, Clock())
     await settled(remote_cards)
-    assert remote_cards.known["a"].trouble.startswith("no card within")
+    assert remote_cards.known["a"].error.startswith("no card within")
 
 
 async def test_what_others_say_of_themselves_stays_on_one_line() -> None:

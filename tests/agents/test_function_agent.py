@@ -11,6 +11,7 @@ import pytest
 
 from covenant import Agent, Turn
 from covenant.agents.function_agent import FunctionAgent
+from covenant.agents.runtime.durable_step import StepError
 from covenant.agents.runtime.job import Job
 from covenant.ledger.contract.ledger import Ledger
 from covenant.model.content import Json, Resource, ResourceLink, Text
@@ -320,6 +321,22 @@ async def test_a_flood_is_stopped_at_the_limit_of_bytes(ledger: Ledger) -> None:
         pool.serve(flood)
         view = await pool.ask()
         assert (view.state, told(view)) == (TaskState.FAILED, "the agent's output in one turn exceeds 1000000 bytes")
+
+
+@pytest.mark.parametrize("error", [ValueError, StepError, asyncio.CancelledError])
+async def test_an_agent_that_raises_exactly_at_the_limit_of_updates_still_ends_its_task(
+    ledger: Ledger, error: type[BaseException]
+) -> None:
+    async def full(turn: Turn) -> AsyncIterator[str]:
+        for _ in range(3):
+            yield "more "
+        # The chunk that closes the text is one update too many.
+        raise error("step_result", "of the agent")
+
+    async with open_pool(ledger, limits=A2aSettings(turn_updates_max=3)) as pool:
+        pool.serve(full)
+        view = await pool.ask()
+        assert (view.state, told(view)) == (TaskState.FAILED, "the agent's output in one turn exceeds 3 updates")
 
 
 async def test_a_flood_of_artifacts_is_stopped_by_the_ledger(pool: PoolUnderTest) -> None:

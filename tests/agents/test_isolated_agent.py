@@ -18,11 +18,10 @@ from covenant.ledger.machine.entry import Entry
 from covenant.model.a2a_requests import CancelTask, Message, SendMessage
 from covenant.model.content import Json, Text
 from covenant.model.ids import TaskId
-from covenant.model.task_event import ArtifactUpdate, Signal
+from covenant.model.task_event import ArtifactUpdate, Signal, StatusUpdate
 from covenant.model.task_view import TaskState
 from covenant.model.tenants import DEFAULT
 from tests.agents.agents_under_test import AgentsUnderTest, function, open_agents, said
-from tests.agents.pool_under_test import statuses
 from tests.waits import BOUND_S
 
 FILE = """
@@ -37,7 +36,7 @@ speaker = Agent("speaker", **isolated)
 @speaker
 def speak(turn):
     print("not for the daemon's line")
-    yield turn.status("reading")
+    yield turn.status("reading", progress=0.25)
     yield f"{turn.text} in {os.getpid()}"
     yield turn.file("a.md", b"# a" * 500_000)
     yield turn.data({"n": turn.turn})
@@ -167,7 +166,8 @@ async def test_an_isolated_function_says_everything_from_another_process(under_t
     words = said(view)
     assert words.startswith("hello in ")
     assert words != f"hello in {os.getpid()}"
-    assert statuses(await under_test.steps(view)) == ["reading"]
+    (read,) = [step.what for step in await under_test.steps(view) if isinstance(step.what, StatusUpdate)]
+    assert (read.text, read.metadata) == ("reading", {"progress": 0.25})
     text, file, data = view.artifacts
     assert (text.parts, data.parts) == ((Text(words),), (Json({"n": 1}),))
     assert file.name == "a.md"

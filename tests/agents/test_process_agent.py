@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from covenant.agents.process_agent import COMPLAINTS_MAX, ProcessAgent
+from covenant.agents.process_agent import STDERR_LINES_MAX, ProcessAgent
 from covenant.ledger.contract.ledger import Ledger
 from covenant.model.content import Json, Resource, ResourceLink, Text
+from covenant.model.task_event import StatusUpdate
 from covenant.model.task_view import TaskState
-from tests.agents.pool_under_test import HOUR_MS, PoolUnderTest, chunks, endings, open_pool, statuses, time_out, told
+from tests.agents.pool_under_test import HOUR_MS, PoolUnderTest, chunks, endings, open_pool, time_out, told
 from tests.waits import BOUND_S
 
 PRELUDE = """
@@ -42,6 +43,7 @@ DONE, FAILED, WAITS = TaskState.COMPLETED, TaskState.FAILED, TaskState.INPUT_REQ
 HI: dict[str, Any] = {"type": "assistant", "text": "hi"}
 BLOCKS = [{"type": "text", "text": "b"}, {"type": "x"}]
 ODD = "the agent wrote an artifact that is invalid: an artifact needs text, data, url or value"
+ODD_PROGRESS = "the agent wrote a status that is invalid: progress must be from 0 to 1, not 2.0"
 NO_SECONDS = "the agent asked for a retry, and its after_s is no number of seconds up to ten years"
 ENDS: list[tuple[str, list[Any], int, TaskState, str]] = [
     ("nothing, exit 0", [], 0, DONE, ""),
@@ -68,6 +70,7 @@ ENDS: list[tuple[str, list[Any], int, TaskState, str]] = [
     ("no object", ["[1]"], 0, FAILED, "the agent wrote a line that is not a JSON object"),
     ("deep JSON", ["[" * 100_000], 0, FAILED, "the agent wrote a line that is not a JSON object"),
     ("odd artifact", [{"type": "artifact", "name": "x"}], 0, FAILED, ODD),
+    ("odd progress", [{"type": "status", "progress": 2}], 0, FAILED, ODD_PROGRESS),
     ("retry after words", [{"type": "retry", "after_s": "60"}], 0, FAILED, NO_SECONDS),
     ("retry before now", [{"type": "retry", "after_s": -5}], 0, FAILED, NO_SECONDS),
     ("retry after ages", [{"type": "retry", "after_s": 1e12}], 0, FAILED, NO_SECONDS),
@@ -129,7 +132,7 @@ async def test_an_approval_is_the_next_turn_of_the_same_task(pool: PoolUnderTest
 async def test_artifacts_status_and_usage_are_told(pool: PoolUnderTest) -> None:
     pool.serve(
         events(
-            {"type": "status", "text": "reading"},
+            {"type": "status", "text": "reading", "progress": 0.5},
             {"type": "artifact", "name": "a.txt", "data": "aGk="},
             {"type": "artifact", "name": "b.md", "text": "# b", "media_type": "text/markdown"},
             {"type": "artifact", "name": "c", "url": "https://host/c"},
@@ -138,7 +141,8 @@ async def test_artifacts_status_and_usage_are_told(pool: PoolUnderTest) -> None:
         )
     )
     view = await pool.ask()
-    assert statuses(await pool.steps(view.task.id)) == ["reading"]
+    (read,) = [step.what for step in await pool.steps(view.task.id) if isinstance(step.what, StatusUpdate)]
+    assert (read.text, read.metadata) == ("reading", {"progress": 0.5})
     file, page, link, data, text = (artifact.parts[0] for artifact in view.artifacts)
     assert isinstance(file, Resource)
     assert (file.filename, file.resource.blob, file.resource.mimeType) == ("a.txt", "aGk=", "text/plain")
@@ -178,7 +182,7 @@ async def test_what_a_program_complains_of_is_for_the_log_alone(
     caplog.set_level("INFO")
     pool.serve(
         program(f"""
-            for number in range({COMPLAINTS_MAX + 1_000}):
+            for number in range({STDERR_LINES_MAX + 1_000}):
                 print("complaint", number, file=sys.stderr)
             say("result", text="ok")
         """)
@@ -186,7 +190,7 @@ async def test_what_a_program_complains_of_is_for_the_log_alone(
     view = await pool.ask()
     await pool.idle()
     noted = [record.said for record in caplog.records if record.message == "process.said"]  # type: ignore[attr-defined]
-    assert 0 < len(noted) <= COMPLAINTS_MAX
+    assert 0 < len(noted) <= STDERR_LINES_MAX
     assert "complaint" not in str(await pool.steps(view.task.id))
 
 

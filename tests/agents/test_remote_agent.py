@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from covenant.agents.api import Agent, Turn
-from covenant.model.task import ELSEWHERE
+from covenant.model.task import URL_RECIPIENT
 from covenant.model.tenants import DEFAULT
 from tests.agents.agents_under_test import open_agents, said
 from tests.outbound.remotes import Called, hand_made, status, task
@@ -91,7 +91,7 @@ async def test_what_a_remote_had_reported_is_kept_when_time_is_over(tmp_path: Pa
 
     async with hand_made(behave, stops=False) as far, open_agents(tmp_path, caller()) as under_test:
         under_test.register(far=far.served.url(""))
-        here = under_test.catalogue.identity(DEFAULT, ELSEWHERE)
+        here = under_test.catalogue.identity(DEFAULT, URL_RECIPIENT)
         heard = []
         for timeout_s in LONGER_S:
             under_test.workers.register(here, under_test.elsewhere.body(), timeout_ms=int(timeout_s * 1000))

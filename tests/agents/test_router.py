@@ -144,7 +144,7 @@ async def test_a_turn_neither_waits_for_dead_remotes_nor_asks_them(tmp_path: Pat
     async with open_agents(tmp_path, function("weather", "sunny", **WEATHER)) as under_test:
         under_test.remote_cards._find_card = hang
         under_test.register(**{f"dead{number}": DEAD for number in range(50)})
-        under_test.remote_cards.look()
+        under_test.remote_cards.refresh()
         await busy.wait()
         assert said(await under_test.ask("index", "What is the forecast?")) == "sunny"
         assert len(asked) == FETCHES_MAX, "those who wait for a card hold up nobody, and the turn asked for none"

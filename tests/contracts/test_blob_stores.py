@@ -14,7 +14,7 @@ from covenant.ledger.postgres.blob_rows import BlobRows
 from covenant.ledger.postgres.open_postgres import open_blob_rows
 from covenant.model.errors import NotFound, Unavailable
 from covenant.outbound.s3_objects import ATTEMPTS_MAX
-from tests.ledger_contract.blobs import ACME, LATER_MS, NOBODY, OTHER, PIECE, BlobSuite, get, knows, put
+from tests.ledger_contract.blobs import ACME, LATER_MS, NOBODY, OTHER, PIECE, QUOTA, BlobSuite, get, knows, put
 from tests.ledger_contract.postgres_engine import PostgresEngine
 from tests.ledger_contract.postgres_server import Databases
 from tests.ledger_contract.samples import task_id
@@ -39,7 +39,7 @@ async def s3_store(databases: Databases) -> AsyncIterator[S3Store]:
     engine = PostgresEngine(url)
     await engine.open()
     async with s3_server() as server:
-        rows = await open_blob_rows(url, kept=objects_of(server))
+        rows = await open_blob_rows(url, upload_bytes=objects_of(server))
         yield S3Store(rows, server)
         await rows.close()
     await engine.close()
@@ -125,3 +125,23 @@ class TestPostgres(BlobSuite):
         async with store.connections.transaction() as db:
             assert await db.fetchval("SELECT count(DISTINCT upload_id) FROM blob_chunk") == 1
             assert await db.fetchval("SELECT count(*) FROM blob_upload") == 0
+
+    async def test_a_discard_after_a_commit_whose_answer_was_lost_drops_no_published_bytes(
+        self, store: BlobStore
+    ) -> None:
+        writer = await store.writer(ACME, QUOTA)
+        await writer.write(PIECE)
+        blob = await writer.finish(task_id(1))
+        await writer.discard()
+        assert await get(store, blob) == PIECE
+
+    async def test_an_upload_that_the_collector_has_dropped_meanwhile_is_refused(self, store: BlobStore) -> None:
+        assert isinstance(store, BlobRows)
+        writer = await store.writer(ACME, QUOTA)
+        await writer.write(PIECE)
+        await store.collect(knows(NOBODY), LATER_MS)
+        with pytest.raises(Unavailable, match=r"blobs\.kept_ms"):
+            await writer.finish(task_id(1))
+        assert await store.find(ACME, hashlib.sha256(PIECE).hexdigest()) is None
+        async with store.connections.transaction() as db:
+            assert await db.fetchval("SELECT count(*) FROM blob_chunk") == 0

@@ -216,7 +216,7 @@ async def test_a_start_does_not_wait_for_an_archive_that_cannot_be_written(
     engine: EmbeddedEngine, driver: LedgerDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The snapshot is ahead of the archive, as a full disk leaves it: the archive must have caught up first."""
-    monkeypatch.setattr(homes, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(homes, "UNWRITABLE_WAIT_S", 0.5)
     with fault_points.armed(FullDisk("archive.apply")):
         await driver.send(make_task(1))
         compacting = asyncio.ensure_future(driver.ledger.compact())

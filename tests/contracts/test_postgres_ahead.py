@@ -98,7 +98,7 @@ async def _until(reached: Callable[[], bool | Awaitable[bool]]) -> None:
 async def _is_written(driver: LedgerDriver, *doing: Awaitable[Any]) -> list[asyncio.Task[Any]]:
     """These are a batch that is under way."""
     tasks = [asyncio.ensure_future(each) for each in doing]
-    await _until(lambda: _writer(driver)._under_way)
+    await _until(lambda: _writer(driver)._writing)
     return tasks
 
 

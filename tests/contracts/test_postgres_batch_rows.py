@@ -10,7 +10,7 @@ from typing import Any, Final
 import asyncpg
 import pytest
 
-from covenant.ledger.postgres.batch_statement import BatchStatement, rehearse_batch
+from covenant.ledger.postgres.batch_statement import BatchStatement, probe_batch
 from covenant.ledger.postgres.connections import WRITER_SETTINGS, Connections
 from covenant.ledger.postgres.postgres_ledger import PostgresLedger
 from covenant.model.errors import Conflict
@@ -214,7 +214,7 @@ async def test_a_batch_with_every_kind_of_row_is_prepared_once(engine: PostgresE
     try:
         prepared = []
         for _ in range(2):
-            await rehearse_batch(connection)
+            await probe_batch(connection)
             prepared.append(
                 await connection.fetchval(
                     "SELECT min(prepare_time) FROM pg_prepared_statements WHERE statement LIKE 'WITH w AS%'"

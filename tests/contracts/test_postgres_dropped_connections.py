@@ -90,7 +90,7 @@ async def engine(databases: Databases) -> AsyncIterator[PostgresEngine]:
 async def open_followed(engine: PostgresEngine, dropper: Dropper) -> PostgresLedger:
     asyncio.get_running_loop().set_task_factory(dropper.make_task)
     ledger = await engine.join("a")
-    dropper.connections = ledger._connections._made
+    dropper.connections = ledger._connections._open_connections
     return ledger
 
 

@@ -305,28 +305,28 @@ async def test_numbers_reach_the_database_as_they_are(databases: Databases) -> N
 def test_a_queue_is_read_from_where_it_began_a_while_ago() -> None:
     now_s = 100.0
     floors = Floors(lambda: now_s)
-    floors.saw(BOB.pubkey, 7)
+    floors.note_first(BOB.pubkey, 7)
     assert floors.at(BOB.pubkey) == LOWEST  # somebody may be writing something that stands before it
     now_s += LAG_S
     assert floors.at(BOB.pubkey) == 7
-    floors.saw(BOB.pubkey, 3)
+    floors.note_first(BOB.pubkey, 3)
     assert floors.at(BOB.pubkey) == 3
 
 
 def test_a_task_with_a_priority_is_read_although_it_stands_below_the_floor() -> None:
     now_s = 100.0
     floors = Floors(lambda: now_s)
-    floors.saw(BOB.pubkey, 7)
+    floors.note_first(BOB.pubkey, 7)
     now_s += LAG_S
     assert floors.at(BOB.pubkey) == 7
-    floors.entered([(BOB.pubkey, -5), (BOB.pubkey, 9)])
+    floors.note_added([(BOB.pubkey, -5), (BOB.pubkey, 9)])
     assert floors.at(BOB.pubkey) == -5
 
 
 def test_all_of_a_queue_is_read_once_a_second() -> None:
     now_s = 100.0
     floors = Floors(lambda: now_s)
-    floors.saw(BOB.pubkey, 7)
+    floors.note_first(BOB.pubkey, 7)
     now_s += LOOK_S
     assert floors.look(BOB.pubkey) == LOWEST
     assert floors.look(BOB.pubkey) == 7

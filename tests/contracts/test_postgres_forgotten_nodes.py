@@ -78,7 +78,7 @@ async def test_nodes_that_ended_a_day_ago_are_forgotten_and_their_chains_and_cou
     await engine.kill(lost)
     await engine.close_one(young)
     await eventually(_is_lost(engine, "lost"))
-    counts, end = await a.counts(), a.end()
+    counts, end = await a.counts(), a.committed_batches()
     await grow_old(engine, "a", "left", "lost")
     await lists(a, "a", "young")
     kept = await ask(engine, "SELECT name FROM register_rows WHERE kind = 'resident'")
@@ -96,12 +96,12 @@ async def test_nodes_that_ended_a_day_ago_are_forgotten_and_their_chains_and_cou
     await eventually(is_away_no_more)
     assert a._membership.away_s("left") == inf, "whatever time the loop's clock began at"
     assert (await a.counts()).queued == counts.queued == 3
-    assert a.end() == end
+    assert a.committed_batches() == end
     report = await a.audit_verify()
     assert (report.valid, report.events) == (True, 3)
     other = LedgerDriver(await engine.join("b"), engine.clock)
     assert isinstance(other.ledger, PostgresLedger)
-    assert other.ledger.end() == end, "peers take less for a ledger that was restored"
+    assert other.ledger.committed_batches() == end, "peers take less for a ledger that was restored"
     assert (await other.ledger.counts()).queued == 3
     assert [each.node for each in other.ledger.residents()] == ["young"]
     again = LedgerDriver(await engine.join("left"), engine.clock)

@@ -23,7 +23,7 @@ BOUND_S = 60.0
 @pytest.fixture
 async def engine(databases: Databases, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[PostgresEngine]:
     monkeypatch.setattr(hot_tables, "CHANGED_MAX", CHANGED)
-    monkeypatch.setattr(hot_tables, "REST", 0)
+    monkeypatch.setattr(hot_tables, "PAUSE_FACTOR", 0)
     url = await databases.make()
     engine = PostgresEngine(url)
     yield engine
@@ -103,7 +103,7 @@ async def test_a_vacuum_is_followed_by_a_pause_that_is_longer_than_itself(
 ) -> None:
     """While somebody holds a snapshot, a vacuum walks over everything and removes nothing."""
     tables = ledger._hot_tables
-    monkeypatch.setattr(hot_tables, "REST", 1_000_000)
+    monkeypatch.setattr(hot_tables, "PAUSE_FACTOR", 1_000_000)
     tables.count(CHANGED)
     assert await _rested(tables) == 1
     tables.count(CHANGED)

@@ -15,7 +15,7 @@ from covenant.daemon.settings_loader import load
 from covenant.ledger.contract.identities import Register, RegisterChange
 from covenant.ledger.machine.identity_commands import RemoveAgent, WriteAuditRow
 from covenant.ledger.postgres import batch_writer, connections, nodes, writer_connection
-from covenant.ledger.postgres.batch_items import Committed
+from covenant.ledger.postgres.batch_items import DecidedBatch
 from covenant.ledger.postgres.database_admin import CHAIN, find_troubles, mark_restored
 from covenant.ledger.postgres.migrations import LEVEL, WrongSchema
 from covenant.ledger.postgres.open_postgres import DatabaseUnusable, open_postgres_ledger
@@ -259,7 +259,7 @@ async def test_a_second_daemon_under_the_same_name_stays_and_the_first_one_says_
     engine: PostgresEngine, a: LedgerDriver, b: LedgerDriver
 ) -> None:
     again = LedgerDriver(await engine.join("a"), engine.clock)
-    await until(lambda: membership(a).refusing is not None)
+    await until(lambda: membership(a).refusal is not None)
     with refused("ledger_fenced", 503):
         await a.send(make_task(1))
     assert "daemon.node" in ((await a.ledger.counts()).failure or "")
@@ -277,7 +277,7 @@ async def test_a_database_that_has_lost_commits_is_refused_until_somebody_accept
     # As a standby that had not been sent the last batches: their rows are not there, and the writer's row is behind.
     await execute(engine, "UPDATE writers SET seq = seq - 3 WHERE node = 'a'")
     await execute(engine, "DELETE FROM counted")
-    await until(lambda: all(membership(driver).refusing is not None for driver in (a, b)))
+    await until(lambda: all(membership(driver).refusal is not None for driver in (a, b)))
     for driver in (a, b):
         with refused("ledger_rolled_back", 503):
             await driver.send(make_task(9))
@@ -299,7 +299,7 @@ async def test_a_daemon_that_refuses_a_database_without_its_commits_goes_on_when
 ) -> None:
     await a.send(make_task(1))
     await execute(engine, "UPDATE writers SET seq = seq - 1 WHERE node = 'a'")
-    await until(lambda: membership(a).refusing is not None)
+    await until(lambda: membership(a).refusal is not None)
     await execute(engine, "UPDATE writers SET seq = seq + 1 WHERE node = 'a'")
     await until(lambda: serves(a, 2))
 
@@ -314,7 +314,7 @@ async def test_the_loss_of_commits_stays_refused_when_a_new_run_writes_as_many_a
     await execute(engine, "UPDATE writers SET seq = seq - 3 WHERE node = 'b'")
     await execute(engine, "DELETE FROM counted")
     await execute(engine, "DELETE FROM news")
-    await until(lambda: membership(a).refusing is not None)
+    await until(lambda: membership(a).refusal is not None)
     again = await joined(engine, "b")
     for number in range(10, 20):
         await again.send(make_task(number))
@@ -435,7 +435,7 @@ async def test_one_node_leads_and_another_one_when_it_is_lost(
     async with membership(leader)._busy:
         await until(lambda: other.ledger.leads("pushes"))
         assert not leader.ledger.leads("pushes"), "it had stopped before the other one began"
-    await until(lambda: membership(leader).refusing is None and membership(leader).silent_ms < LEASE_MS / 2)
+    await until(lambda: membership(leader).refusal is None and membership(leader).silent_ms < LEASE_MS / 2)
     assert leaders() == [other.ledger.node]
 
 
@@ -459,7 +459,7 @@ async def test_nodes_share_work_and_one_that_is_lost_leaves_its_parts_to_the_res
     async with membership(a)._busy:
         await until(lambda: done_by(b) == parts)
         assert not done_by(a), "it had stopped before the other one began"
-    await until(lambda: is_shared() and membership(a).refusing is None)
+    await until(lambda: is_shared() and membership(a).refusal is None)
     assert not any(seen), "no part was done by two at once"
 
 
@@ -532,12 +532,12 @@ async def test_a_register_that_a_look_has_found_before_its_own_commit_landed_cou
 ) -> None:
     ledger = a.ledger
     assert isinstance(ledger, PostgresLedger)
-    landed: list[Committed] = []
+    landed: list[DecidedBatch] = []
     monkeypatch.setattr(ledger._writer, "_on_committed", landed.append)
     await add_tenant(a, "acme")
     version = ledger._registers.version
     assert ledger.tenant("acme") is not None, "by the look"
-    ledger._committed(landed[0])
+    ledger._on_committed(landed[0])
     assert ledger._registers.version == version
     await add_tenant(b, "other")
     assert ledger.tenant("other") is not None, "no version is passed over"
@@ -562,7 +562,7 @@ async def test_heartbeats_that_wait_for_a_lock_do_not_use_up_the_connections(dat
                     waited.append(len(rows))
                     await asyncio.sleep(0.05)
         assert max(waited) <= 2, waited
-        await until(lambda: ledger._membership.refusing is None)
+        await until(lambda: ledger._membership.refusal is None)
     finally:
         await holder.close()
         await watcher.close()
@@ -578,7 +578,7 @@ async def test_old_news_that_another_node_deletes_are_left_to_it(engine: Postgre
         )
         async with first.transaction():
             await first.execute("SELECT FROM news WHERE writer = 99 AND seq <= 3 FOR UPDATE")
-            await asyncio.wait_for(connections.run("nodes", second, "forget_news", kept_s=60.0), BOUND_S)
+            await asyncio.wait_for(connections.execute("nodes", second, "forget_news", kept_s=60.0), BOUND_S)
         left = await first.fetch("SELECT seq FROM news WHERE writer = 99 ORDER BY seq")
         assert [row["seq"] for row in left] == [1, 2, 3]
     finally:

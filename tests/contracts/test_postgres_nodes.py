@@ -16,7 +16,9 @@ from covenant.agents.model.agent_memory import AgentMemories
 from covenant.agents.runtime.lost_work import LostWork
 from covenant.daemon.schedulers import AuditAnchors
 from covenant.daemon.telemetry import Log
-from covenant.exchange.access.principals import IdentityAuth
+from covenant.dashboard.feed import FeedCollector
+from covenant.dashboard.sessions import Role, UiSession
+from covenant.exchange.access.principals import IdentityAuth, Principal
 from covenant.exchange.access.tenants import Caller, TenantAccess, TenantLimiter
 from covenant.ledger.contract.identities import Register, RegisterChange, Resident
 from covenant.ledger.contract.retention import EraseTasks
@@ -104,7 +106,7 @@ async def test_what_one_erases_the_other_hears_of(a: LedgerDriver, b: LedgerDriv
     await a.drain()
     membership = ledger_of(b)._membership
     membership.beat_now()
-    await until(lambda: ledger_of(b)._history.erased is not None)
+    await until(lambda: ledger_of(b)._history.erased_count is not None)
     heard: list[str] = []
     b.ledger.on_erased(lambda: heard.append("erased"))
     erased = await a.ledger.erase_tasks(EraseTasks(tenant="", before_ms=a.clock.now_ms + 1))
@@ -247,9 +249,45 @@ async def test_nobody_is_let_in_after_a_revocation_was_acknowledged(a: LedgerDri
 
 
 async def test_whoever_waits_for_a_move_is_woken_by_one_at_another_node(a: LedgerDriver, b: LedgerDriver) -> None:
-    moved = b.ledger.changes.moved()
+    moved = b.ledger.changes.next_change()
     await a.send(make_task())
     await asyncio.wait_for(asyncio.shield(moved), BOUND_S)
+
+
+async def test_changes_at_another_node_move_the_place_of_a_reader_that_is_away(
+    a: LedgerDriver, b: LedgerDriver
+) -> None:
+    changes = b.ledger.changes
+    assert not changes.enabled
+    before = changes.position
+    await a.send(make_task())
+    await until(lambda: changes.position > before)
+
+
+async def test_the_tenants_of_many_tasks_of_another_node_are_read_together_for_the_feed(
+    a: LedgerDriver, b: LedgerDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collector = FeedCollector(b.ledger, followers_max=1)
+    with collector.following(
+        UiSession("secret", Role.TENANT, Principal(ALICE, operator=False, token_sha256=""), None, 0)
+    ):
+        for tenant, numbers in (("acme", range(60)), (None, range(60, 80))):
+            await a.send_all([make_task(number, tenant=tenant) for number in numbers])
+        await until(lambda: len(b.ledger.changes._remote_tasks) == 80)
+        history, reads = ledger_of(b)._history, list[str]()
+        read = history.rows
+
+        async def counted(name: str, **values: Any) -> Any:
+            reads.append(name)
+            return await read(name, **values)
+
+        monkeypatch.setattr(history, "rows", counted)
+        await collector.run_round(counting=False)
+        (told,) = collector.ring.since(collector.ring.start) or ()
+        assert sum(told.more_by_tenant.values()) == told.more == 80 - len(told.tasks)
+        assert told.more_by_tenant["acme"] == 60
+        assert len(reads) <= 2 * len(told.tasks) + 1
+    collector._ledger.changes.end()
 
 
 async def test_uses_of_a_grant_are_counted_over_all_nodes(a: LedgerDriver, b: LedgerDriver) -> None:
@@ -463,7 +501,7 @@ async def test_every_hint_that_is_lost_costs_time_only(
     async def nothing(_: object) -> None:
         pass
 
-    monkeypatch.setattr(nodes.Membership, "_tell", nothing)
+    monkeypatch.setattr(nodes.Membership, "_notify_nodes", nothing)
     with b.ledger.watch(task_id(1)) as watch:
         await a.finish(await a.taken(make_task()), ok(task_id(1)))
         assert isinstance((await seen(watch))[-1].what, Ended)
@@ -671,7 +709,7 @@ async def test_a_node_that_is_closed_while_it_announces_its_agents_again_leaves_
     await agents.announce((agent,))
     async with ledger_of(a)._membership._busy:  # it does not look, so that nothing is known to all
         agents.announce_again()
-        announcing = agents._again
+        announcing = agents._reannouncing
         assert announcing is not None
         await asyncio.sleep(0)
         await engine.close_one(b.ledger)

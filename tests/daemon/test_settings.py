@@ -223,18 +223,18 @@ def test_rows_leave_out_the_password_of_the_database(tmp_path: Path, given: str,
     assert (loaded.settings.ledger.url, row.value) == (given, shown)
 
 
-@pytest.mark.parametrize("entry", [entry for entry in entries() if entry.setting.also], ids=lambda entry: entry.name)
+@pytest.mark.parametrize("entry", [entry for entry in entries() if entry.setting.alias], ids=lambda entry: entry.name)
 def test_a_second_name_in_the_environment_counts_where_the_first_is_not_set(
     tmp_path: Path, entry: SettingEntry
 ) -> None:
-    also = entry.setting.also
-    assert also is not None
+    alias = entry.setting.alias
+    assert alias is not None
     given, stronger = ("61", "62") if isinstance(entry.default, int) else ("http://one", "http://two")
     if isinstance(entry.default, str) and entry.setting.kind is address:
         given, stronger = "127.0.0.2", "127.0.0.3"
-    loaded = load({}, {also: given}, home=tmp_path)
+    loaded = load({}, {alias: given}, home=tmp_path)
     assert (str(value(loaded.settings, entry.name)), loaded.unknown_variables) == (given, ())
-    loaded = load({}, {also: given, entry.variable: stronger}, home=tmp_path)
+    loaded = load({}, {alias: given, entry.variable: stronger}, home=tmp_path)
     assert str(value(loaded.settings, entry.name)) == stronger
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from covenant.agents.api import Agent, Turn
 from covenant.dashboard.dashboard import ACTS, VERBS
-from covenant.dashboard.session_operations import TAKEN_BY_GET
-from covenant.dashboard.task_acts import AT_ONCE
+from covenant.dashboard.session_operations import TAKING_GETS
+from covenant.dashboard.task_acts import BULK_TASKS_MAX
 from covenant.doors.operator_api.operation_table import OPERATIONS
 from tests.daemon_under_test import DaemonUnderTest, open_daemon_under_test
 from tests.dashboard.browser import (
@@ -269,16 +269,16 @@ async def test_a_repair_of_many_says_how_many_match_and_that_more_are_left(
 ) -> None:
     stuck = await leave_stuck(daemon)
     recipient = (await operator.read(f"a2a/tasks/{stuck.task_id}/show"))["task"]["recipient"]
-    for number in range(AT_ONCE + 4):
+    for number in range(BULK_TASKS_MAX + 4):
         task = {"id": str(uuid.uuid4()), "recipient": recipient, "intent_text": f"bulk {number}"}
         await daemon.ask("POST", "/a2a/tasks", json=task)
     form = {"state": "queued", "command": "cancel", "reason": "not needed"}
     dry = ParsedPage((await operator.send("/ui/act/bulk", **form)).text)
-    assert f"{AT_ONCE + 4} tasks match. The first {AT_ONCE} are listed and done at once" in dry.text
-    assert f"Apply to {AT_ONCE} tasks" in dry.text
-    assert len([name for name, _ in dry.elements if name == "tr"]) == AT_ONCE + 1
+    assert f"{BULK_TASKS_MAX + 4} tasks match. The first {BULK_TASKS_MAX} are listed and done at once" in dry.text
+    assert f"Apply to {BULK_TASKS_MAX} tasks" in dry.text
+    assert len([name for name, _ in dry.elements if name == "tr"]) == BULK_TASKS_MAX + 1
     done = ParsedPage((await operator.send("/ui/act/bulk", **dry.fields())).text)
-    assert f"{AT_ONCE} of {AT_ONCE} done. More tasks match" in done.text
+    assert f"{BULK_TASKS_MAX} of {BULK_TASKS_MAX} done. More tasks match" in done.text
     rest = ParsedPage((await operator.send("/ui/act/bulk", **done.fields())).text)
     assert "4 tasks match, and 4 would change" in rest.text
     await operator.send("/ui/act/bulk", **rest.fields())
@@ -426,7 +426,7 @@ async def test_no_session_takes_anything_by_a_get(daemon: DaemonUnderTest, opera
         answer = await operator.api("GET", path)
         assert (answer.status_code, answer.json()["code"]) == (403, "role_forbidden")
     assert (await operator.read(f"a2a/tasks/{task['id']}/show"))["state"] == "queued"
-    looks = {operation.kind for operation in OPERATIONS if operation.method == "GET"} - TAKEN_BY_GET
+    looks = {operation.kind for operation in OPERATIONS if operation.method == "GET"} - TAKING_GETS
     assert {kind for kind in looks if changes(kind)} == {"tenant_removal", "tenant_traces", "drain_status"}
 
 

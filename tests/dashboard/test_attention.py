@@ -105,7 +105,7 @@ async def test_tasks_that_sleep_hide_no_question_and_each_question_counts(short_
             await send_task(daemon, f"sleep {number}", agent="sleeper", wait=False)
         ledger = daemon.ledger
         while True:
-            moved = ledger.changes.moved()
+            moved = ledger.changes.next_change()
             if (await ledger.counts()).parked > LISTED_MAX:
                 break
             await moved

@@ -18,12 +18,13 @@ from covenant.dashboard.feed import (
     FeedRing,
     FeedRound,
     FeedRow,
-    write_all,
-    write_own,
+    write_all_frames,
+    write_tenant_frames,
 )
 from covenant.ledger.change_log import LATEST_MAX
 from covenant.ledger.embedded.open import open_ledger
 from covenant.ledger.machine.commands import Accept
+from covenant.model.errors import Unavailable
 from covenant.model.ids import TaskId
 from tests.daemon_under_test import DaemonUnderTest, open_daemon_under_test
 from tests.dashboard.browser import OUR_PAGE, Browser, asking_agent, leave_stuck, new_viewer, open_browser, send_task
@@ -98,15 +99,15 @@ async def test_every_change_is_counted_though_nothing_follows_it(tmp_path: Path)
     try:
         collector = FeedCollector(ledger, followers_max=1)
         ledger.changes.begin()
-        await collector.look(counting=True)
+        await collector.run_round(counting=True)
         assert collector.counts["queued"] == 0
         await ledger.commit(Accept(task=new_task(1), digest="d" * 64, minted=True))
-        await collector.look(counting=False)
+        await collector.run_round(counting=False)
         position, counted = collector.ring.position, collector.counted
         assert collector.counts["queued"] == 0, "this round does not count"
         told = asyncio.create_task(collector.wait_for_change(position, counted, BOUND_S))
         await asyncio.sleep(0)
-        await collector.look(counting=True)
+        await collector.run_round(counting=True)
         assert collector.counts["queued"] == 1
         assert collector.ring.position == position
         assert await told, "whoever follows hears of counts alone"
@@ -123,12 +124,39 @@ async def test_a_task_that_begins_and_ends_between_two_counts_is_told(short_path
         collector = FeedCollector(daemon.ledger, followers_max=1)
         daemon.ledger.changes.begin()
         await eventually(archived)
-        await collector.look(counting=True)
+        await collector.run_round(counting=True)
         before = collector.counted
         assert (await send_task(daemon, "no time"))["status"]["state"] == "TASK_STATE_COMPLETED"
         await eventually(archived)
-        await collector.look(counting=True)
+        await collector.run_round(counting=True)
         assert collector.counted == before + 1
+
+
+async def test_the_feed_goes_on_for_who_reads_it_after_the_ledger_was_away(
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("covenant.daemon.lifecycle.RESTART_S", 0.01)
+    async with (
+        open_daemon_under_test(short_path / "home", asking_agent()) as daemon,
+        open_browser(daemon, daemon.token) as browser,
+        follow(browser) as feed,
+    ):
+        was_away = asyncio.Event()
+
+        async def away() -> Any:
+            monkeypatch.setattr(daemon.ledger, "counts", counts)
+            was_away.set()
+            raise Unavailable("database_unavailable", "the database is away")
+
+        counts = daemon.ledger.counts
+        monkeypatch.setattr(daemon.ledger, "counts", away)
+        await send_task(daemon, "paint")
+        await asyncio.wait_for(was_away.wait(), BOUND_S)
+        task = await send_task(daemon, "paint")
+        while task["id"] not in str(told := await feed.next()) and told[0] != "resync":
+            pass
+        task = await send_task(daemon, "paint")
+        await until_told(feed, task["id"], "parked")
 
 
 async def test_whoever_connects_is_told_the_counts_of_now(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +164,7 @@ async def test_whoever_connects_is_told_the_counts_of_now(short_path: Path, monk
     async with open_daemon_under_test(short_path / "home") as daemon, open_browser(daemon, daemon.token) as operator:
         async with follow(operator) as feed:
             assert (await feed.next("counts"))[1]["lanes"]["in_flight"] == 0
-        assert not daemon.ledger.changes.on, "nobody looks, as a minute after the last reader left"
+        assert not daemon.ledger.changes.enabled, "nobody looks, as a minute after the last reader left"
         await leave_stuck(daemon)
         async with follow(operator) as feed:
             assert (await feed.next("counts"))[1]["lanes"]["in_flight"] == 1
@@ -287,7 +315,7 @@ def test_whoever_was_away_for_long_is_told_of_few_tasks_each_once() -> None:
         FeedRound(position=each, tasks=[row("same"), *(row(f"t{each}-{n}") for n in range(4))], more=7)
         for each in (9, 8)
     ]
-    event, data = write_all(rounds).decode().splitlines()[1:3]
+    event, data = write_all_frames(rounds).decode().splitlines()[1:3]
     told = json.loads(data.removeprefix("data: "))
     assert event == "event: tasks"
     assert [each["task_id"] for each in told["tasks"]] == ["same", "t9-0", "t9-1", "t9-2", "t9-3"]
@@ -297,11 +325,13 @@ def test_whoever_was_away_for_long_is_told_of_few_tasks_each_once() -> None:
 
 def test_a_tenant_is_told_how_many_more_of_its_own_tasks_changed_and_nothing_of_others() -> None:
     own = [row(f"own-{number}", "acme") for number in range(LATEST_MAX + 1)]
-    rounds = [FeedRound(position=9, tasks=[*own, row("other")], more=312, more_of={"acme": 2, "default": 310})]
-    told = json.loads(write_own(rounds, "acme", "place").decode().splitlines()[2].removeprefix("data: "))
+    rounds = [FeedRound(position=9, tasks=[*own, row("other")], more=312, more_by_tenant={"acme": 2, "default": 310})]
+    told = json.loads(write_tenant_frames(rounds, "acme", "place").decode().splitlines()[2].removeprefix("data: "))
     assert [each["task_id"] for each in told["tasks"]] == [each.task_id for each in own[:LATEST_MAX]]
     assert told["more"] == 3
-    assert write_own([FeedRound(position=9, tasks=[row("other")], more=312, audited=3)], "acme", "place") == b""
+    assert (
+        write_tenant_frames([FeedRound(position=9, tasks=[row("other")], more=312, audited=3)], "acme", "place") == b""
+    )
 
 
 async def test_a_tenant_is_told_nothing_while_many_tasks_of_others_change(short_path: Path) -> None:
@@ -359,7 +389,7 @@ async def test_the_look_ups_of_a_round_do_not_grow_with_what_changed(tmp_path: P
         ledger.changes.begin()
         sent = [new_task(number) for number in range(200)]
         await asyncio.gather(*(ledger.commit(Accept(task=each, digest="d" * 64, minted=True)) for each in sent))
-        await collector.look(counting=True)
+        await collector.run_round(counting=True)
         (only,) = collector.ring.since(collector.ring.start) or ()
         assert len(only.tasks) == LATEST_MAX
         assert only.more == len(sent) - LATEST_MAX

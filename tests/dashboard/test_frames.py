@@ -193,7 +193,7 @@ async def test_frames_of_tasks_that_are_gone_are_forgotten_and_their_room_is_fre
     async def belongs(task_id: TaskId) -> object | None:
         return task_id if task_id in there else None
 
-    log = FrameLog(lambda: 1, bytes_max=10_000, belongs=belongs)
+    log = FrameLog(lambda: 1, bytes_max=10_000, find_task=belongs)
     log.offer(call(TASK))
     log.offer(call(OTHER))
     there.discard(TASK)
@@ -226,7 +226,7 @@ async def everything(_: TaskId) -> object:
 
 
 async def test_frames_are_bounded_for_a_task_for_all_and_while_they_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    log = FrameLog(lambda: 1, bytes_max=300_000, belongs=everything)
+    log = FrameLog(lambda: 1, bytes_max=300_000, find_task=everything)
     for _ in range(frame_log.TASK_FRAMES_MAX):
         log.offer(call(TASK))
     kept = await log.read(TASK)
@@ -251,7 +251,7 @@ async def test_a_call_that_names_no_task_of_ours_is_not_kept() -> None:
     async def nothing(_: TaskId) -> None:
         return None
 
-    log = FrameLog(lambda: 1, bytes_max=300_000, belongs=nothing)
+    log = FrameLog(lambda: 1, bytes_max=300_000, find_task=nothing)
     log.offer(call(TASK))
     hostile = (b"", b"{", b"[" * 100_000, b"data: 7", json.dumps({"task_id": [TASK], "result": {"result": 7}}).encode())
     for said in hostile:
@@ -262,7 +262,7 @@ async def test_a_call_that_names_no_task_of_ours_is_not_kept() -> None:
 
 
 def test_only_doors_that_tasks_come_through_are_captured() -> None:
-    new = capture_into(FrameLog(lambda: 1, bytes_max=1, belongs=everything))
+    new = capture_into(FrameLog(lambda: 1, bytes_max=1, find_task=everything))
     for path, captured in {"/v1/a2a/agents/x": True, "/ui/api/a2a/tasks": False, "/a2a/tasks/x/show": False}.items():
         scope: Any = {"method": "GET", "path": path, "headers": []}
         made = new(None, scope, True, False)  # type: ignore[arg-type]  # no connection is needed to be made

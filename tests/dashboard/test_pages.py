@@ -50,6 +50,7 @@ async def test_shells_are_sent_to_everybody_and_revalidated_by_their_content(dae
             assert answer.headers["cache-control"] == "no-cache"
             again = await browser.get(path, **{"if-none-match": answer.headers["etag"]})
             assert (again.status_code, again.content) == (304, b"")
+            assert "content-length" not in again.headers, "it would be the length of the file"
 
 
 async def test_pages_that_the_server_writes_name_the_icon_and_shells_lead_to_the_forms(daemon: DaemonUnderTest) -> None:

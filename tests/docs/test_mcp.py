@@ -58,7 +58,7 @@ def test_every_address_in_a_snippet_is_ours() -> None:
 def test_what_is_approved_in_advance_only_reads() -> None:
     approved = {name for entry in entries() for name in entry.get("autoApprove", [])}
     assert approved
-    assert all(BY_NAME[name].reads for name in approved)
+    assert all(BY_NAME[name].read_only for name in approved)
 
 
 def test_every_tool_is_in_the_table() -> None:

@@ -76,13 +76,13 @@ def test_the_table_of_states_is_the_table() -> None:
         (
             DelegationRole(role),
             None if before == "–" else DelegationState(before),
-            happening.strip("`"),
+            transition.strip("`"),
         ): DelegationState(after)
-        for role, before, happenings, after in rows
-        for happening in happenings.split(", ")
+        for role, before, transitions, after in rows
+        for transition in transitions.split(", ")
     }
     assert listed == {
-        (role, before, happening): after
+        (role, before, transition): after
         for role, table in DELEGATION_TRANSITIONS.items()
-        for (before, happening), after in table.items()
+        for (before, transition), after in table.items()
     }

@@ -193,6 +193,39 @@ async def test_leases_that_do_not_fit_a_frame_are_given_back(short_path: Path) -
         assert sorted(taken) == sorted(task["id"] for task in tasks)
 
 
+async def test_results_that_do_not_fit_a_frame_are_given_back(short_path: Path) -> None:
+    async with open_doors(short_path, frame_bytes_max=100_000) as under_test:
+        alice, bob = await under_test.pair()
+        tasks = [new_task(bob, "hello") for _ in range(3)]
+        for task in tasks:
+            await alice.http.post("/a2a/tasks", task)
+            await bob.http.get("/a2a/tasks/next")
+            await bob.http.post("/a2a/results", result_of(task, "y" * 40_000))
+        async with under_test.connect() as sender:
+            await sender.authenticate(alice.token)
+            refused = await sender.ask("try_recv_a2a_result", max=3)
+            assert (refused["kind"], refused["code"]) == ("error", "answer_too_large")
+            drained = [(await sender.ask("try_recv_a2a_result"))["result"]["task_id"] for _ in range(3)]
+        assert drained == [task["id"] for task in tasks]
+
+
+async def test_a_drain_with_a_request_id_that_does_not_fit_a_frame_is_repeated_over_http(short_path: Path) -> None:
+    async with open_doors(short_path, frame_bytes_max=100_000) as under_test:
+        alice, bob = await under_test.pair()
+        tasks = [new_task(bob, "hello") for _ in range(3)]
+        for task in tasks:
+            await alice.http.post("/a2a/tasks", task)
+            await bob.http.get("/a2a/tasks/next")
+            await bob.http.post("/a2a/results", result_of(task, "y" * 40_000))
+        async with under_test.connect() as sender:
+            await sender.authenticate(alice.token)
+            refused = await sender.ask("try_recv_a2a_result", max=3, request_id="one")
+            assert refused["code"] == "answer_too_large"
+            assert (await sender.ask("try_recv_a2a_result"))["result"] is None
+        again = await alice.http.get("/a2a/results/next?max=3&request_id=one")
+        assert [each["task_id"] for each in again["results"]] == [task["id"] for task in tasks]
+
+
 async def test_nobody_has_to_wait_for_those_who_never_say_who_they_are(short_path: Path) -> None:
     async with open_doors(short_path, handshake_s=0.05) as under_test, under_test.connect() as connection:
         answer = await connection.hear()

@@ -254,7 +254,7 @@ async def test_a_writer_that_looks_whether_it_is_served_again_outlives_a_column_
         await send(a, "one")
         await guest.as_owner(there)
         async with writer.at_rest:
-            await writer._rehearse()  # as after a batch was refused; an error would end the writer
+            await writer._probe()  # as after a batch was refused; an error would end the writer
             assert writer.trouble is not None
             assert "does not understand" in writer.trouble.message
         await guest.as_owner(back)

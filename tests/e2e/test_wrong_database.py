@@ -480,7 +480,7 @@ async def test_a_task_whose_watch_was_cut_before_its_first_step_is_told_as_it_st
             async with connection.transaction():
                 await connection.fetch("SELECT FROM writers FOR UPDATE")
                 asking = asyncio.ensure_future(ask(a, way))
-                await until(lambda: _is(ledger._writer._under_way))
+                await until(lambda: _is(ledger._writer._writing))
                 ledger._steps.cut()  # as when a new run has begun
         finally:
             await connection.close()

@@ -8,7 +8,7 @@ import pytest
 from covenant.exchange.access.tenants import Caller
 from covenant.exchange.cards import (
     CAPABILITIES,
-    CARDS_KEPT_MAX,
+    CARDS_CACHED_MAX,
     LIMITS_URI,
     Anonymous,
     CardFeatures,
@@ -342,9 +342,9 @@ def test_equally_named_agents_of_two_tenants_have_cards_of_their_own() -> None:
 def test_no_more_cards_are_kept_than_the_limit() -> None:
     cards = Cards(CardFeatures)
     found = agent()
-    for number in range(CARDS_KEPT_MAX + 10):
+    for number in range(CARDS_CACHED_MAX + 10):
         cards.card(found, f"http://host-{number}")
-    assert len(cards._kept) == CARDS_KEPT_MAX
+    assert len(cards._cache) == CARDS_CACHED_MAX
 
 
 def caller(**limits: int) -> Caller:

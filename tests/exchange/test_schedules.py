@@ -14,7 +14,7 @@ import pytest
 from covenant import Agent, Schedule, Turn
 from covenant.daemon.home import KEY_NAME, TOKEN_NAME
 from covenant.exchange.access.tenants import Caller
-from covenant.exchange.schedules import BESIDE_MS, ScheduleRunner, run_id
+from covenant.exchange.schedules import FOLLOWER_DELAY_MS, ScheduleRunner, run_id
 from covenant.exchange.tasks.writer import TaskWriter
 from covenant.ledger.clock import PAUSE_MS
 from covenant.model.errors import Conflict, Invalid, OverLimit
@@ -105,7 +105,7 @@ async def test_a_moment_is_left_for_a_while_to_the_daemon_that_leads(tmp_path: P
             assert (await leading.step(), await other.step()) == (0, 0)
             clock.advance(next_hour(clock) - clock())
             assert (await other.step(), await leading.step()) == (0, 1)
-            clock.advance(BESIDE_MS)
+            clock.advance(FOLLOWER_DELAY_MS)
             assert await other.step() == 1, "it would be submitted now if nobody had done so"
     await databases.drop(url)
 

@@ -77,15 +77,15 @@ def offered(number: int, jti: str, peer: int = 1, starter: Starter | None = None
         envelope=envelope(jti, seq=1, peer=peer),
         key=key,
         begin=begun(key, work=work.id),
-        happenings=("offer", "accept"),
+        transitions=("offer", "accept"),
         messages=(said("delegation_accept"),),
         accept=Accept(task=work, digest=fingerprint(work)[0], starter=starter),
     )
 
 
-def told(key: DelegationKey, *happenings: str, typ: str, latest: bool = False, **changes: Any) -> SendToPeer:
+def told(key: DelegationKey, *transitions: str, typ: str, latest: bool = False, **changes: Any) -> SendToPeer:
     words = (said(typ, b'{"words":"' + b"x" * 200 + b'"}', latest=latest),)
-    return SendToPeer(key=key, happenings=happenings, changes=DelegationChanges(**changes), messages=words)
+    return SendToPeer(key=key, transitions=transitions, changes=DelegationChanges(**changes), messages=words)
 
 
 OURS: Final = key_of(2, role=DelegationRole.PROVIDER)

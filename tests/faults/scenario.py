@@ -87,7 +87,7 @@ class Scenario:
                     self.home,
                     clock=self.clock,
                     segment_bytes=SEGMENT_BYTES,
-                    archive_apart=self.apart,
+                    archive_process=self.apart,
                     node="here",
                     boot="boot-1",
                 )

@@ -300,13 +300,13 @@ class CapabilitySuite(Suite):
 
     async def test_whoever_waits_for_any_move_is_woken_by_the_next_one(self, driver: LedgerDriver) -> None:
         await driver.note("before")
-        moved, same = driver.ledger.changes.moved(), driver.ledger.changes.moved()
+        moved, same = driver.ledger.changes.next_change(), driver.ledger.changes.next_change()
         assert moved is same
         await asyncio.sleep(0)
         assert not moved.done()
         await driver.note("after")
         await asyncio.wait_for(asyncio.shield(moved), BOUND_S)
-        assert not driver.ledger.changes.moved().done()
+        assert not driver.ledger.changes.next_change().done()
 
     async def test_a_limit_on_audit_rows_applies_after_their_issuer_is_chosen(self, driver: LedgerDriver) -> None:
         with refused("capability_missing", 403):

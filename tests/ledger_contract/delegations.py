@@ -305,7 +305,7 @@ class DelegationDurabilitySuite(RestartSuite):
             envelope=envelope("made-up", seq=1),
             key=key,
             begin=msgspec.structs.replace(begun(key), profile="made-up"),
-            happenings=("offer", "reject"),
+            transitions=("offer", "reject"),
             changes=DelegationChanges(code="no_profile"),
         )
         await driver.ledger.commit(add(1))

@@ -83,6 +83,10 @@ class QuerySuite(Suite):
             assert [list(await driver.ledger.steps(task.id, 0, 100, scope)) for scope in outside] == [[]] * 3
             parties = Parties(sender=ALICE, recipient=BOB, tenant="acme")
             assert (await driver.ledger.parties(task.id), driver.ledger.may_know(task.id)) == (parties, True)
+            await driver.send(make_task(2 + ended))
+            tenants = await driver.ledger.tenants_of([task.id, task_id(2), task_id(404)])
+            assert tenants == {task.id: "acme", task_id(2): None}
+        assert await driver.ledger.tenants_of([]) == {}
 
     async def test_the_queue_shows_the_longest_held_leases_first_and_then_what_waits(
         self, driver: LedgerDriver

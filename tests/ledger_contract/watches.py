@@ -132,6 +132,7 @@ class WatchSuite(Suite):
         assert list(told.others) == [task_id(11), task_id(10)]
         changes.end()
         await driver.send(make_task(4))
+        assert changes.position > told.position, "who comes back must see that it missed something"
         assert not changes.take()
 
     async def test_a_watch_of_another_task_sees_nothing_of_this_one(self, driver: LedgerDriver) -> None:

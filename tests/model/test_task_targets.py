@@ -10,12 +10,12 @@ from covenant.ledger.machine.commands import Accept
 from covenant.model.ids import AgentId
 from covenant.model.task import (
     DELEGATION,
-    ELSEWHERE,
     MAILBOX,
     NATIVE,
-    PEERS,
+    PEER_RECIPIENT,
     REMOTE,
     SIMPLE,
+    URL_RECIPIENT,
     Target,
     Task,
     fingerprint,
@@ -42,8 +42,8 @@ async def test_tasks_that_the_daemon_sent_elsewhere_before_there_was_a_field_go_
     peer = {REMOTE: {"peer": "friday_peer", "profile": "coder", "budget": 5, "context": "more"}}
     old = [
         make_task(1, origin=DELEGATION, parent=task_id(9), request_metadata=OLD),
-        make_task(2, origin="mcp", recipient=sent_to(ELSEWHERE), request_metadata=OLD),
-        make_task(3, origin=NATIVE, recipient=sent_to(PEERS), request_metadata=peer),
+        make_task(2, origin="mcp", recipient=sent_to(URL_RECIPIENT), request_metadata=OLD),
+        make_task(3, origin=NATIVE, recipient=sent_to(PEER_RECIPIENT), request_metadata=peer),
         make_task(4, origin=DELEGATION, parent=task_id(9), request_metadata={REMOTE: "nonsense"}),
         make_task(5, origin=DELEGATION, parent=task_id(9), target=TARGET),
     ]

@@ -32,8 +32,8 @@ class NameServer:
         self.asked: Counter[tuple[str, str]] = Counter()
         self.port = 0
 
-    def resolver(self, patience_s: float = BOUND_S) -> NameServerResolver:
-        return NameServerResolver([(ip_address("127.0.0.1"), self.port)], patience_s=patience_s)
+    def resolver(self, timeout_s: float = BOUND_S) -> NameServerResolver:
+        return NameServerResolver([(ip_address("127.0.0.1"), self.port)], timeout_s=timeout_s)
 
     def then(self, name: str, *answers: Records) -> None:
         """A name that leads elsewhere each time it is looked up; the last answer stays."""

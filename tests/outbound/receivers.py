@@ -106,14 +106,14 @@ async def pushing(
     async with fetcher(*allow) as calls:
         webhooks = WebhookClient(calls, WebhookSigner(KEY), now_ms)
         told = tally if tally is not None else []
-        runner = PushSender(ledger, webhooks, limits, chance=lambda: 0.5, tally=told.append, held_ms=10)
+        runner = PushSender(ledger, webhooks, limits, chance=lambda: 0.5, tally=told.append, disabled_look_ms=10)
         running = asyncio.create_task(runner.run())
         try:
             yield runner
         finally:
             running.cancel()
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(push_sender, "LEAVE_S", leave_s)
+                patch.setattr(push_sender, "STOP_S", leave_s)
                 await asyncio.gather(running, return_exceptions=True)
             assert running.cancelled() or running.exception() is None, running.exception()
 

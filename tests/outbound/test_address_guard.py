@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from covenant.model.errors import Invalid, Refusal
-from covenant.outbound.address_guard import LOGGED_MAX, PINS_MAX, AddressGuard, AllowList, SystemResolver, Unresolved
+from covenant.outbound.address_guard import (
+    ADDRESSES_TRIED_MAX,
+    LOGGED_MAX,
+    AddressGuard,
+    AllowList,
+    SystemResolver,
+    Unresolved,
+)
 from covenant.outbound.call_errors import AddressRefused
 from covenant.outbound.urls import InvalidUrl, read_url, special_use
 from tests.outbound.corpus import CALLABLE, PUBLIC, PUBLIC_V6, REFUSED, ZONE
@@ -235,6 +242,6 @@ def test_any_text_is_a_readable_url_or_refused_and_reading_it_again_changes_noth
 async def test_many_addresses_are_all_judged_and_a_few_of_them_tried(names: NameServer) -> None:
     guard = AddressGuard((), resolver=names.resolver())
     names.records["many.example"] = [f"93.184.{high}.{low}" for high in range(4) for low in range(100)]
-    assert len((await guard.check("http://many.example/")).addresses) == PINS_MAX
+    assert len((await guard.check("http://many.example/")).addresses) == ADDRESSES_TRIED_MAX
     names.records["many.example"] = [*names.records["many.example"], "10.0.0.1"]
     assert isinstance(await refusal(guard, "http://many.example/"), Refusal)

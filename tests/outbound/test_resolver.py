@@ -24,8 +24,8 @@ async def names() -> AsyncIterator[NameServer]:
         yield server
 
 
-async def refusal(names: NameServer, url: str = "http://evil.example/", patience_s: float = BOUND_S) -> AddressRefused:
-    guard = AddressGuard((), resolver=names.resolver(), resolve_s=patience_s)
+async def refusal(names: NameServer, url: str = "http://evil.example/", timeout_s: float = BOUND_S) -> AddressRefused:
+    guard = AddressGuard((), resolver=names.resolver(), resolve_s=timeout_s)
     with pytest.raises(AddressRefused) as refused:
         await guard.check(url)
     return refused.value
@@ -126,20 +126,20 @@ async def test_no_address_is_a_refusal_that_knows_whether_to_ask_again(
 @pytest.mark.parametrize("wire", [b"", b"\x00", b"\xff" * 40, b"x" * 400], ids=len)
 async def test_an_answer_that_is_none_is_waited_out(names: NameServer, wire: bytes) -> None:
     names.speak["evil.example"] = lambda query, reply, before: query.to_wire()[:2] + wire
-    assert (await refusal(names, patience_s=0.2)).transient
+    assert (await refusal(names, timeout_s=0.2)).transient
 
 
 async def test_a_name_server_that_says_nothing_is_given_up_and_leaves_nothing_behind(names: NameServer) -> None:
     names.speak["evil.example"] = lambda query, reply, before: None
     before = asyncio.all_tasks()
-    assert (await refusal(names, patience_s=0.05)).transient
+    assert (await refusal(names, timeout_s=0.05)).transient
     assert asyncio.all_tasks() == before
 
 
 async def test_a_resolver_gives_up_by_itself_too(names: NameServer) -> None:
     names.speak["evil.example"] = lambda query, reply, before: None
     with pytest.raises(Unresolved) as unresolved:
-        await names.resolver(patience_s=0.05)("evil.example")
+        await names.resolver(timeout_s=0.05)("evil.example")
     assert unresolved.value.transient
 
 

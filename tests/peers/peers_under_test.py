@@ -29,7 +29,7 @@ from covenant.model.ids import TaskId
 from covenant.model.peers.delegation import PROOF, Delegation, DelegationRole, DelegationState, OutboxMessage, Peer
 from covenant.model.peers.instance import InstanceId, Prekey, Trust
 from covenant.model.settings import DelegationSettings, Limits
-from covenant.model.task import NATIVE, PEERS, Target, Task, fingerprint
+from covenant.model.task import NATIVE, PEER_RECIPIENT, Target, Task, fingerprint
 from covenant.model.task_event import StatusUpdate, Step
 from covenant.model.task_view import TaskView
 from covenant.model.tenants import DEFAULT, Tenant
@@ -68,7 +68,7 @@ class PeerUnderTest(PeerServices):
             return Delegations(ledger, catalogue, pool, limits, peers=self.callee)
 
         self.workers = WorkerPool(ledger, stop_s=0.2, delegations=delegations, register=register)
-        super().__init__(context, catalogue, register.used)
+        super().__init__(context, catalogue, register.usage_of)
         self.name = name
         self.clock = clock
         self.keys = keys
@@ -112,7 +112,7 @@ class PeerUnderTest(PeerServices):
         task = Task(
             id=TaskId(str(uuid4())),
             sender=ALICE,
-            recipient=self.catalogue.identity(DEFAULT, PEERS),
+            recipient=self.catalogue.identity(DEFAULT, PEER_RECIPIENT),
             intent_text=text,
             parts=parts,
             tenant=DEFAULT,
@@ -266,7 +266,7 @@ async def peer_under_test(
                 )
         if works:
             workers.register(
-                catalogue.identity(DEFAULT, PEERS),
+                catalogue.identity(DEFAULT, PEER_RECIPIENT),
                 PeerAgent(made.requester),
                 idempotent=True,
                 on_lost="requeue",

@@ -252,7 +252,7 @@ async def test_a_cancel_that_the_provider_heard_just_before_it_died_is_carried_o
         async with two.paul(listens=False, delivers=False, works=False) as paul:
             await paul.provider.stop()
             (work,) = await paul.works()
-            await paul.ledger.commit(SendToPeer(key=work.key, happenings=("cancel",)))
+            await paul.ledger.commit(SendToPeer(key=work.key, transitions=("cancel",)))
         async with two.paul() as paul:
             await paul.until_works(lambda works: works[0].state is CANCELLED)
             await rita.stands(task_id, CANCELLED)
@@ -408,9 +408,9 @@ async def claiming(
     """It says something else than what happened: by hand, as its agents do nothing."""
     await paul.until_works(bool)
     (work,) = await paul.works()
-    happenings, message, changes = claim(work)
+    transitions, message, changes = claim(work)
     await paul.ledger.commit(
-        SendToPeer(key=work.key, happenings=happenings, changes=changes, messages=(saying(message),))
+        SendToPeer(key=work.key, transitions=transitions, changes=changes, messages=(saying(message),))
     )
 
 

@@ -277,7 +277,7 @@ async def live(home: Path, seed: int, steps: int) -> None:
     town = Town(home, seed)
     try:
         await town.introduce()
-        happenings = {
+        transitions = {
             town.carry: 60,
             town.offer: 12,
             town.finish: 8,
@@ -287,8 +287,8 @@ async def live(home: Path, seed: int, steps: int) -> None:
             town.again: 3,
         }
         for _ in range(steps):
-            (happening,) = town.chance.choices(list(happenings), list(happenings.values()))
-            await happening()
+            (transition,) = town.chance.choices(list(transitions), list(transitions.values()))
+            await transition()
             await town.check()
         await town.settle()
         await town.agree()

@@ -194,7 +194,7 @@ async def test_closing_waits_for_nobody_and_breaks_off_nothing() -> None:
 
 
 async def test_lines_that_nobody_uses_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_client, "PLACES_MAX", 2)
+    monkeypatch.setattr(peer_client, "PEERS_MAX", 2)
     async with http_server(always(reply(200))) as served, lines() as opened:
         for path in ("/a", "/b", "/c", "/a"):
             assert (await opened.to(served.url(path)).get("/")).status == 200

@@ -151,7 +151,7 @@ class Listener:
                 envelope=envelope,
                 key=key,
                 begin=begun(self._role, peer.id, UUID(number).int) if isinstance(message, DelegationOffer) else None,
-                happenings=_happenings(message),
+                transitions=_happenings(message),
             )
         )
         if heard.moved is not None and heard.moved.changed:
@@ -253,7 +253,7 @@ class TransportUnderTest:
             SendToPeer(
                 key=key,
                 begin=begun(DelegationRole.REQUESTER, to, number),
-                happenings=("offer",),
+                transitions=("offer",),
                 messages=(said(offer(number, task)), *map(said, more)),
             )
         )
@@ -265,10 +265,10 @@ class TransportUnderTest:
         to: InstanceId,
         number: int,
         *messages: DelegationMessage,
-        happenings: tuple[str, ...] = (),
+        transitions: tuple[str, ...] = (),
     ) -> None:
         key = DelegationKey(role, to, offer_id(number))
-        await self.ledger.commit(SendToPeer(key=key, happenings=happenings, messages=tuple(map(said, messages))))
+        await self.ledger.commit(SendToPeer(key=key, transitions=transitions, messages=tuple(map(said, messages))))
 
     def sealed(
         self, message: DelegationMessage, to: "TransportUnderTest", *, seq: int | None = None, **more: Any
@@ -400,7 +400,7 @@ async def listening(
     """It takes envelopes at its port, which stays the same when it listens again. `alter`: by somebody on the way."""
 
     def introduce() -> Introduction:
-        return alter(at.directory.introduction("house"))
+        return alter(at.keyring.introduction(at.clock(), "house"))
 
     async with serving(
         sealed_routes(at.inbox, introduce, Meter(), stranger_pool()),

@@ -57,7 +57,7 @@ PEERS = st.sampled_from([1, 1, 1, 1, 2, 3, 4])
 NUMBERS = st.sampled_from([1, 1, 1, 2, 3])
 SEQS = st.sampled_from([1, 1, 2, 2, 3, 4, 5])
 ROLES = st.sampled_from([DelegationRole.REQUESTER, DelegationRole.REQUESTER, DelegationRole.PROVIDER])
-HAPPENINGS = st.sampled_from(
+TRANSITION_NAMES = st.sampled_from(
     ["offer", "accept", "reject", "status", "cancel", "silence", "force_error", "timeout", "start", "result_completed"]
 )
 
@@ -66,7 +66,7 @@ HAPPENINGS = st.sampled_from(
 def said_and_heard(draw: st.DrawFn) -> Command[Any]:
     peer, number = draw(PEERS), draw(NUMBERS)
     key = key_of(number, role=draw(ROLES), peer=peer)
-    happenings = tuple(draw(st.lists(HAPPENINGS, max_size=1)))
+    transitions = tuple(draw(st.lists(TRANSITION_NAMES, max_size=1)))
     typ = st.sampled_from(["delegation_status", "delegation_result"])
     words = tuple(said(draw(typ), latest=draw(st.booleans())) for _ in range(draw(st.integers(0, 3))))
     changes = draw(
@@ -83,11 +83,13 @@ def said_and_heard(draw: st.DrawFn) -> Command[Any]:
     match draw(st.sampled_from(["begin", "begin", "tell", "tell", "hear", "hear", "take", "alone"])):
         case "begin":
             begin = begun(key, work=task_id(1_000 * peer + 100 * (key.role is DelegationRole.PROVIDER) + number))
-            return SendToPeer(key=key, begin=begin, happenings=("offer", *happenings), changes=changes, messages=words)
+            return SendToPeer(
+                key=key, begin=begin, transitions=("offer", *transitions), changes=changes, messages=words
+            )
         case "tell":
-            return SendToPeer(key=key, happenings=happenings, changes=changes, messages=words)
+            return SendToPeer(key=key, transitions=transitions, changes=changes, messages=words)
         case "hear":
-            return ReceiveFromPeer(envelope=heard, key=key, happenings=happenings, changes=changes, messages=words)
+            return ReceiveFromPeer(envelope=heard, key=key, transitions=transitions, changes=changes, messages=words)
         case "take":
             return offered(number, jti=heard.jti, seq=heard.seq or 1)
         case _:

@@ -11,7 +11,8 @@ CURSORS = ("1", "18bcfe568d1-2a", "a place \N{GREEK SMALL LETTER ALPHA}", "x" * 
 def test_a_cursor_is_itself_again_for_its_reader_alone(cursor: str) -> None:
     seal = CursorSeal(new_private_key())
     sealed = seal.seal("acme", cursor)
-    assert cursor.encode() not in from_base64url(sealed)
+    if len(cursor) > 4:  # a shorter one is in random bytes now and then
+        assert cursor.encode() not in from_base64url(sealed)
     assert (seal.open("acme", sealed), seal.seal("acme", cursor)) == (cursor, sealed)
     assert seal.open("other", sealed) == BAD_CURSOR
     assert CursorSeal(new_private_key()).open("acme", sealed) == BAD_CURSOR

@@ -9,9 +9,9 @@ from covenant.wire.frame_redaction import (
     HEADERS_MAX,
     HIDDEN,
     TEXT_CHARS_MAX,
-    redact_answered,
+    redact_answer_headers,
     redact_body,
-    redact_sent,
+    redact_request_headers,
     secrets_in,
 )
 
@@ -20,7 +20,7 @@ KEY = "ghp_" + "aB3dE5fG7hI9jK1lM3nO5pQ7rS9tU1vW3xY5"
 
 def test_of_a_request_only_headers_without_secrets_are_told() -> None:
     said = {"Authorization": f"Bearer {KEY}", "X-Team": "blue", "Cookie": "a=b", "A2A-Version": "1.0", "host": "h"}
-    shown = redact_sent(said)
+    shown = redact_request_headers(said)
     assert {name for name, value in shown.items() if value == HIDDEN} == {"Authorization", "X-Team", "Cookie"}
     assert (shown["A2A-Version"], shown["host"]) == ("1.0", "h")
 
@@ -44,6 +44,9 @@ def test_values_in_the_query_of_an_address_are_hidden_however_short(body: str) -
         '{"URL"}',
         '{"configuration": {"taskPushNotificationConfig": {"URL"}}}',
         '{"configuration": {"push_notification_config": {"URL"}}}',
+        '{"configuration": {"pushNotification": {"URL", "id": "c"}}}',
+        '{"configuration": {"push_notification": {"URL"}}}',
+        '{"configuration": {"pushNotification": {"URL", cut',
         '{"method": "CreateTaskPushNotificationConfig", "params": {"URL", cut',
     ],
 )
@@ -72,7 +75,7 @@ def test_of_an_answer_headers_are_told_unless_they_hold_a_secret() -> None:
         "x-note": f"token={KEY}",
         "x-id": "7",
     }
-    shown = redact_answered(said)
+    shown = redact_answer_headers(said)
     assert {name for name, value in shown.items() if value == HIDDEN} >= {"set-cookie", "x-note"}
     assert KEY not in json.dumps(shown)
     assert (shown["content-type"], shown["x-id"]) == ("text/plain", "7")
@@ -83,7 +86,7 @@ def test_what_was_given_along_is_hidden_wherever_it_is_repeated() -> None:
     assert "text/plain" not in given
     assert redact_body(b"you said dXNlcjpwYXNz twice: dXNlcjpwYXNz", given) == f"you said {HIDDEN} twice: {HIDDEN}"
     assert redact_body(b"public dXNlcjpwYXNz", given, public=True) == f"public {HIDDEN}"
-    assert redact_answered({"x-echo": "Basic dXNlcjpwYXNz"}, given) == {"x-echo": HIDDEN}
+    assert redact_answer_headers({"x-echo": "Basic dXNlcjpwYXNz"}, given) == {"x-echo": HIDDEN}
 
 
 def test_secrets_in_a_body_are_taken_out_also_where_it_is_cut() -> None:
@@ -105,6 +108,6 @@ def test_deeply_nested_answers_stop_nobody(depth: int) -> None:
 def test_hostile_bytes_and_headers_are_bounded() -> None:
     assert redact_body(b"\xff\xfe\x00") == "\ufffd\ufffd\x00"
     many = {f"h{at}": "v" * 10_000 for at in range(1_000)}
-    for shown in (redact_sent(many), redact_answered(many)):
+    for shown in (redact_request_headers(many), redact_answer_headers(many)):
         assert len(shown) == HEADERS_MAX
         assert all(len(value) <= HEADER_CHARS_MAX for value in shown.values())

@@ -19,8 +19,8 @@ from covenant.model.agent_card import RemoteCard, RemoteSkill
 from covenant.model.agent_definition import INDEX, AgentDefinition, CatalogueAgent
 from covenant.model.errors import CovenantError
 
-LOOK_S: Final = 1.0
-"""The pause between two looks at the file of remote agents."""
+REFRESH_S: Final = 1.0
+"""The pause between two reads of the configured remote agents."""
 CARD_S: Final = 300.0
 """How long a card is valid."""
 FAILURE_S: Final = 60.0
@@ -55,12 +55,12 @@ FindCard = Callable[[str], Awaitable[RemoteCard | None]]
 
 
 class RemoteCardEntry(msgspec.Struct, frozen=True):
-    """A card, or the reason why there is none; the entry that it belongs to; and until when it is valid."""
+    """A card, or the error of its fetch; the configured entry that it belongs to; and the end of its validity."""
 
     entry: object
     until: float
     card: RemoteCard | None = None
-    trouble: str = ""
+    error: str = ""
 
 
 class RemoteCards:
@@ -69,11 +69,11 @@ class RemoteCards:
         self._directory = directory
         self._find_card = find_card
         self._clock = clock
-        self._kept: dict[str, RemoteCardEntry] = {}
+        self._entries: dict[str, RemoteCardEntry] = {}
         self._names: tuple[str, ...] = ()
         self._ordered: dict[str, RemoteCardEntry] = {}
         self._fetching: dict[str, asyncio.Task[None]] = {}
-        self._places = asyncio.Semaphore(FETCHES_MAX)
+        self._fetch_slots = asyncio.Semaphore(FETCHES_MAX)
         self.changes = 0
         """Grows with every change of names or cards."""
 
@@ -86,7 +86,7 @@ class RemoteCards:
         """Cards by name, in the order of the file, without those whose first fetch has not ended."""
         return self._ordered
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Starts the fetches that are due, without waiting for them."""
         entries: dict[str, object] = {}
         for name in self._directory:
@@ -98,14 +98,14 @@ class RemoteCards:
             except CovenantError:
                 continue
         before, self._names = self._names, tuple(entries)
-        for name in self._kept.keys() - entries.keys():
-            del self._kept[name]
+        for name in self._entries.keys() - entries.keys():
+            del self._entries[name]
         if self._names != before:
             self._changed()
         now, begun = self._clock(), 0
         for name, entry in entries.items():
-            kept = self._kept.get(name)
-            due = kept is None or kept.entry != entry or now >= kept.until
+            cached = self._entries.get(name)
+            due = cached is None or cached.entry != entry or now >= cached.until
             if due and name not in self._fetching:
                 fetching = asyncio.create_task(self._fetch(name, entry, SPACING_S * begun))
                 begun += 1
@@ -124,35 +124,35 @@ class RemoteCards:
     async def run(self) -> None:
         try:
             while True:
-                self.look()
-                await asyncio.sleep(LOOK_S)
+                self.refresh()
+                await asyncio.sleep(REFRESH_S)
         finally:
             for fetching in self._fetching.values():
                 fetching.cancel()
 
     async def _fetch(self, name: str, entry: object, after_s: float) -> None:
-        card, trouble = None, "it has no card"
+        card, failure = None, "it has no card"
         try:
             if after_s:
                 await asyncio.sleep(after_s)
-            async with self._places, asyncio.timeout(FETCH_S):
+            async with self._fetch_slots, asyncio.timeout(FETCH_S):
                 card = await self._find_card(name)
         except TimeoutError:
-            trouble = f"no card within {FETCH_S:g} s"
+            failure = f"no card within {FETCH_S:g} s"
         except CovenantError as error:
-            trouble = str(error)
+            failure = str(error)
         except Exception:
             log.exception("agents.card_failed", extra={"agent": name})
-            trouble = "its card cannot be fetched"
-        before = self._kept.get(name)
+            failure = "its card cannot be fetched"
+        before = self._entries.get(name)
         until = self._clock() + (FAILURE_S if card is None else CARD_S)
-        self._kept[name] = RemoteCardEntry(entry, until, card, "" if card is not None else trouble)
-        if before is None or (before.card, before.trouble) != (card, self._kept[name].trouble):
+        self._entries[name] = RemoteCardEntry(entry, until, card, "" if card is not None else failure)
+        if before is None or (before.card, before.error) != (card, self._entries[name].error):
             self._changed()
 
     def _changed(self) -> None:
         self.changes += 1
-        self._ordered = {name: self._kept[name] for name in self._names if name in self._kept}
+        self._ordered = {name: self._entries[name] for name in self._names if name in self._entries}
 
 
 class CallableAgent(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,8 +165,8 @@ class CallableAgent(msgspec.Struct, frozen=True, kw_only=True):
     skills: tuple[RemoteSkill, ...] = ()
     remote: bool = False
     """Whether the agent comes from the remote registry, not from the catalogue."""
-    elsewhere: bool = False
-    """Whether the agent is remote, so that it receives only text."""
+    text_only: bool = False
+    """Whether the agent receives only text. An agent of the catalogue may be on another server, too."""
 
     @property
     def line(self) -> str:
@@ -187,20 +187,20 @@ class AgentDirectory:
     def __init__(
         self,
         catalogue: Catalogue,
-        played: Callable[[AgentDefinition], bool],
+        can_work: Callable[[AgentDefinition], bool],
         remote_cards: RemoteCards | None = None,
         *,
         callable_by: Callable[[str], Container[str]] | None = None,
     ) -> None:
-        """`played`: whether this agent can work here.
+        """`can_work`: whether this agent can work here.
 
         `callable_by`: the names of remote agents that a tenant may call; None: every tenant may call all of them.
         """
         self._catalogue = catalogue
-        self._played = played
+        self._can_work = can_work
         self._remote_cards = remote_cards
         self._callable_by = callable_by
-        self._made: dict[str, tuple[tuple[int, int], tuple[CallableAgent, ...]]] = {}
+        self._listings: dict[str, tuple[tuple[int, int], tuple[CallableAgent, ...]]] = {}
 
     def all(self, tenant: str) -> tuple[CallableAgent, ...]:
         """Local agents in the catalogue's order, then remote agents in their file's order, without `index`.
@@ -208,17 +208,17 @@ class AgentDirectory:
         The same object is returned until something changes.
         """
         stamp = (self._catalogue.changes, self._remote_cards.changes if self._remote_cards is not None else 0)
-        known = self._made.get(tenant)
+        known = self._listings.get(tenant)
         if known is not None and known[0] == stamp:
             return known[1]
         here = self._catalogue.agents(tenant)
-        local = [_local(agent) for agent in here if agent.id != INDEX and self._played(agent.definition)]
+        local = [_local(agent) for agent in here if agent.id != INDEX and self._can_work(agent.definition)]
         names = {listed.name for listed in local}
         # A name that both have means the local agent.
         made = (*local, *(listed for listed in self._remote(tenant) if listed.name not in names))
-        if len(self._made) >= TENANTS_MAX:
-            self._made.clear()
-        self._made[tenant] = stamp, made
+        if len(self._listings) >= TENANTS_MAX:
+            self._listings.clear()
+        self._listings[tenant] = stamp, made
         return made
 
     def local(self, tenant: str) -> Sequence[CallableAgent]:
@@ -230,31 +230,35 @@ class AgentDirectory:
     def text(self, tenant: str, *, without: str = INDEX, local: bool = True, remote: bool = True) -> str:
         """The other agents, as text for an agent whose own id is `without`."""
         blocks = []
-        mine = [listed.line for listed in self.local(tenant) if listed.name != without] if local else []
-        if mine:
-            blocks.append("\n".join((f"{LOCAL_TITLE} (call with the tool agent):", *_bulleted(mine))))
-        theirs = [listed.line for listed in self.remote(tenant)] if remote else []
-        if theirs:
-            dead = [f"{name} (card unavailable)" for name, kept in self.known(tenant).items() if kept.card is None]
+        local_lines = [listed.line for listed in self.local(tenant) if listed.name != without] if local else []
+        if local_lines:
+            blocks.append("\n".join((f"{LOCAL_TITLE} (call with the tool agent):", *_bulleted(local_lines))))
+        remote_lines = [listed.line for listed in self.remote(tenant)] if remote else []
+        if remote_lines:
+            unavailable = [
+                f"{name} (card unavailable)"
+                for name, cached in self.remote_cards(tenant).items()
+                if cached.card is None
+            ]
             title = f"{REMOTE_TITLE} (call with the tool a2a_call):\n{REMOTE_CAVEAT}"
-            blocks.append("\n".join((title, *_bulleted([*theirs, *dead]))))
+            blocks.append("\n".join((title, *_bulleted([*remote_lines, *unavailable]))))
         return "\n\n".join(blocks)
 
-    def known(self, tenant: str) -> Mapping[str, RemoteCardEntry]:
+    def remote_cards(self, tenant: str) -> Mapping[str, RemoteCardEntry]:
         """Cards of the remote agents that a tenant may call, by name."""
-        known = self._remote_cards.known if self._remote_cards is not None else {}
-        if not known or self._callable_by is None:
-            return known
-        may = self._callable_by(tenant)
-        return {name: kept for name, kept in known.items() if name in may}
+        cards = self._remote_cards.known if self._remote_cards is not None else {}
+        if not cards or self._callable_by is None:
+            return cards
+        allowed = self._callable_by(tenant)
+        return {name: cached for name, cached in cards.items() if name in allowed}
 
     @property
-    def reaches_out(self) -> bool:
+    def has_remote(self) -> bool:
         return bool(self._remote_cards)
 
     def _remote(self, tenant: str) -> Iterator[CallableAgent]:
-        for name, kept in self.known(tenant).items():
-            card = kept.card
+        for name, cached in self.remote_cards(tenant).items():
+            card = cached.card
             if card is not None:
                 yield CallableAgent(
                     name=name,
@@ -262,7 +266,7 @@ class AgentDirectory:
                     description=card.description,
                     skills=card.skills,
                     remote=True,
-                    elsewhere=True,
+                    text_only=True,
                 )
 
 
@@ -278,7 +282,7 @@ def _local(agent: CatalogueAgent) -> CallableAgent:
         role=definition.role,
         description=" ".join(filter(None, (definition.goal, definition.description))),
         skills=skills,
-        elsewhere=definition.kind_rules.place == "remote",
+        text_only=definition.kind_rules.place == "remote",
     )
 
 

@@ -75,8 +75,8 @@ class Approval(msgspec.Struct, frozen=True, gc=False):
         return self.approved
 
 
-Sayable = str | Content | StatusUpdate | Rejection | Retry | BareReply
-Function = Callable[[Any], AsyncIterator[Sayable] | Awaitable[Sayable | Iterable[Sayable] | None] | Any]
+TurnValue = str | Content | StatusUpdate | Rejection | Retry | BareReply
+Function = Callable[[Any], AsyncIterator[TurnValue] | Awaitable[TurnValue | Iterable[TurnValue] | None] | Any]
 
 
 class TurnWork(Protocol):

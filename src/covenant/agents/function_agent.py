@@ -27,14 +27,14 @@ from covenant.model.ids import AgentId
 from covenant.model.retry_policy import AttemptPolicy
 from covenant.model.task import NATIVE
 from covenant.model.task_event import MessageUpdate, StatusUpdate
-from covenant.wire.json_input import TOLD_NESTING_MAX
+from covenant.wire.json_input import A2A_NESTING_MAX
 from covenant.wire.validation import checked
 
-SAYABLE: Final = "text, turn.file(…), turn.data(…), turn.status(…) or another value of the turn"
+SENDABLE: Final = "text, turn.file(…), turn.data(…), turn.status(…) or another value of the turn"
 _CONTENT: Final = (Text, Json, Image, Audio, Resource, ResourceLink, File)
 _VALUES: Final = (*_CONTENT, StatusUpdate, Rejection, Retry, BareReply)
 log = logging.getLogger(__name__)
-_WRAPPING: Final = 4
+_WRAPPING_LEVELS: Final = 4
 """Levels of nesting that our own value adds around the author's data."""
 
 
@@ -64,10 +64,10 @@ class FunctionOutput(Protocol):
 
     @property
     def text(self) -> str: ...
-    def say(self, chunk: str) -> None: ...
-    def say_at_once(self, text: str) -> None: ...
-    def give(self, content: Content) -> None: ...
-    def status(self, update: StatusUpdate) -> None: ...
+    def write_text(self, chunk: str) -> None: ...
+    def write_whole_text(self, text: str) -> None: ...
+    def write_content(self, content: Content) -> None: ...
+    def write_status(self, update: StatusUpdate) -> None: ...
     def close(self) -> tuple[Content, ...]: ...
 
 
@@ -76,48 +76,50 @@ class FunctionAgent:
         if agent.function is None:
             raise TypeError(f"agent {agent.name!r} has no function: decorate one with it")
         self._function: Any = agent.function
-        self._plain = not _is_async(agent.function)
+        self._in_thread = not _is_async(agent.function)
         self._retries = agent.retries
         self.attempts: Final = agent.retries.attempts
         self._retry_on = agent.retry_on
 
     def run(self, job: Job) -> Coroutine[Any, Any, None]:
         if job.leased.turn > 1 or job.task.origin == NATIVE:
-            return self._go_on(job)
+            return self._run_with_history(job)
         return self.perform(job, TurnOutput(job), ())
 
-    async def _go_on(self, job: Job) -> None:
-        await self.perform(job, TurnOutput(job), await earlier(job))
+    async def _run_with_history(self, job: Job) -> None:
+        await self.perform(job, TurnOutput(job), await turn_history(job))
 
     async def perform(self, job: FunctionJob, output: FunctionOutput, history: tuple[MessageUpdate, ...]) -> None:
         try:
-            if self._plain:
-                await self._listen_to_thread(job, output, history)
+            if self._in_thread:
+                await self._run_in_thread(job, output, history)
             else:
                 # A decorator may turn an async function into something else: the returned object decides.
-                made: Any = self._function(Turn(job, history, self._retries.attempts))
-                if inspect.isasyncgen(made):
-                    await self._listen(made, job, output)
+                returned: Any = self._function(Turn(job, history, self._retries.attempts))
+                if inspect.isasyncgen(returned):
+                    await self._write_yielded(returned, job, output)
                 else:
-                    await _write_returned(await made if inspect.isawaitable(made) else made, job, output)
+                    await _write_returned(await returned if inspect.isawaitable(returned) else returned, job, output)
         except Exception as error:
-            why = error.__cause__ if isinstance(error, StepFailed) else error
-            if not isinstance(why, self._retry_on) or not begin_again(job, self._retries, why):
+            cause = error.__cause__ if isinstance(error, StepFailed) else error
+            if not isinstance(cause, self._retry_on) or not begin_again(job, self._retries, cause):
                 raise
         if not job.ended:
             if job.begun_before:
                 await job.steps.check_end()
             job.complete(*output.close())
 
-    async def _listen(self, generator: AsyncGenerator[Any, Any], job: FunctionJob, output: FunctionOutput) -> None:
+    async def _write_yielded(
+        self, generator: AsyncGenerator[Any, Any], job: FunctionJob, output: FunctionOutput
+    ) -> None:
         try:
             async for item in generator:
                 if type(item) is str:
-                    output.say(item)
+                    output.write_text(item)
                 else:
                     if job.begun_before:
                         await _check_changed(item, job)
-                    _say_checked(item, job, output, "yielded")
+                    _write_checked(item, job, output, "yielded")
                     if job.ended:
                         return
                 if job.full:
@@ -125,26 +127,26 @@ class FunctionAgent:
         finally:
             await generator.aclose()
 
-    async def _listen_to_thread(
+    async def _run_in_thread(
         self, job: FunctionJob, output: FunctionOutput, history: tuple[MessageUpdate, ...]
     ) -> None:
         def write(chunk: str) -> Awaitable[None] | None:
-            output.say(chunk)
+            output.write_text(chunk)
             return job.room() if job.full else None
 
         async def write_yielded(item: Any) -> None:
             if job.begun_before:
                 await _check_changed(item, job)
-            _say_checked(item, job, output, "yielded")
+            _write_checked(item, job, output, "yielded")
             if job.ended:
                 raise TurnStopped
 
         def work(channel: ThreadChannel) -> None:
-            made = self._function(SyncTurn(job, history, channel.ask, self._retries.attempts))
-            if inspect.isgenerator(made):
-                _send_all(made, channel, write_yielded)
+            returned = self._function(SyncTurn(job, history, channel.ask, self._retries.attempts))
+            if inspect.isgenerator(returned):
+                _send_all(returned, channel, write_yielded)
             else:
-                channel.ask(lambda: _write_returned(made, job, output))
+                channel.ask(lambda: _write_returned(returned, job, output))
 
         try:
             await job.threads.run(work, write, job.holder.display)
@@ -154,7 +156,7 @@ class FunctionAgent:
 
 
 def begin_again(job: FunctionJob, retries: AttemptPolicy, error: Exception) -> bool:
-    """Begins the turn again after a pause. False: this was the last attempt, or it would fail again in the same way."""
+    """Begins the turn again after a pause. False: no attempt is left, or the next one would fail, too."""
     lease = job.leased.lease
     pause_s = retries.pause_s(lease.attempt, chance_of(lease.lease_id))
     if job.ended or pause_s is None or isinstance(error, StepError):
@@ -186,8 +188,8 @@ def _send_all(items: Generator[Any, Any, Any], channel: ThreadChannel, write: Ca
         items.close()
 
 
-async def earlier(job: Job, *, context: bool = False) -> tuple[MessageUpdate, ...]:
-    """The messages before this turn. The message that this turn answers is not among them.
+async def turn_history(job: Job, *, context: bool = False) -> tuple[MessageUpdate, ...]:
+    """The messages before this turn, without the messages that began it.
 
     `context`: includes the messages of earlier tasks of the same A2A context.
     """
@@ -202,48 +204,40 @@ async def _write_returned(returned: Any, job: FunctionJob, output: FunctionOutpu
     if job.begun_before:
         for item in returned if isinstance(returned, list | tuple) else (returned,):
             await _check_changed(item, job)
-    _say_returned(returned, job, output)
+    if type(returned) is CoroutineType:
+        returned.close()  # a plain function has returned a coroutine of an async one
+    if isinstance(returned, str):
+        output.write_whole_text(str.__str__(returned))
+    elif returned is not None:
+        for item in returned if isinstance(returned, list | tuple) else (returned,):
+            if not job.ended:
+                _write_checked(item, job, output, "returned")
 
 
 async def _check_changed(item: Any, job: FunctionJob) -> None:
     """Checks, before a value that ends the turn, that the function has asked for every step in the ledger."""
-    parks = isinstance(item, StatusUpdate) and item.state != "working"
-    if parks or isinstance(item, Rejection | BareReply):
+    asks = isinstance(item, StatusUpdate) and item.state != "working"
+    if asks or isinstance(item, Rejection | BareReply):
         await job.steps.check_end()
 
 
-def _say_returned(returned: Any, job: FunctionJob, output: FunctionOutput) -> None:
-    if returned is None:
-        return
-    if type(returned) is CoroutineType:
-        returned.close()  # a plain function has returned a coroutine of an async one
-    if isinstance(returned, str):
-        output.say_at_once(str.__str__(returned))
-    elif isinstance(returned, list | tuple):
-        for item in returned:
-            if not job.ended:
-                _say_checked(item, job, output, "returned")
-    else:
-        _say_checked(returned, job, output, "returned")
-
-
-def _say_checked(item: Any, job: FunctionJob, output: FunctionOutput, how: str) -> None:
-    """Sends a value. One of our own types may be made by hand, so its fields are checked."""
+def _write_checked(item: Any, job: FunctionJob, output: FunctionOutput, how: str) -> None:
+    """Sends a value. A value of our own types may be made by hand, so its fields are checked."""
     try:
         if isinstance(item, _VALUES):
-            item = checked(type(item).__name__, item, type(item), TOLD_NESTING_MAX + _WRAPPING)
+            item = checked(type(item).__name__, item, type(item), A2A_NESTING_MAX + _WRAPPING_LEVELS)
     except WrongType as wrong:
         job.fail(f"the agent {how} an invalid value: {wrong.message}")
     else:
-        _say(item, job, output, how)
+        _write_value(item, job, output, how)
 
 
-def _say(item: Any, job: FunctionJob, output: FunctionOutput, how: str) -> None:
+def _write_value(item: Any, job: FunctionJob, output: FunctionOutput, how: str) -> None:
     match item:
         case str():
-            output.say(str.__str__(item))
+            output.write_text(str.__str__(item))
         case StatusUpdate(state="working"):
-            output.status(item)
+            output.write_status(item)
         case StatusUpdate():
             output.close()
             job.park(item)
@@ -257,9 +251,9 @@ def _say(item: Any, job: FunctionJob, output: FunctionOutput, how: str) -> None:
         case BareReply(content):
             _reply(content, job, output)
         case _ if isinstance(item, _CONTENT):
-            output.give(item)
+            output.write_content(item)
         case _:
-            job.fail(f"the agent {how} {_article(type(item).__name__)}, which cannot be sent; it may be {SAYABLE}")
+            job.fail(f"the agent {how} {_article(type(item).__name__)}, which cannot be sent; it may be {SENDABLE}")
 
 
 def _reply(content: tuple[Any, ...], job: FunctionJob, output: FunctionOutput) -> None:

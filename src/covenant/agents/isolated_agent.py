@@ -18,7 +18,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from covenant.agents.api import Agent
-from covenant.agents.function_agent import earlier
+from covenant.agents.function_agent import turn_history
 from covenant.agents.process_agent import OUTPUT_BYTES_MAX, ProcessAgent
 from covenant.agents.runtime.agent_calls import Answer, Call, CallLimit, NotEnough, TurnCalls
 from covenant.agents.runtime.durable_step import AskedStep, StepError, StepVerb
@@ -31,7 +31,7 @@ from covenant.model.question import Question
 from covenant.model.task_event import MessageUpdate, StepFailure
 
 CALLS_MAX: Final = 256
-KINDS: Final = {kind.__name__: kind for kind in REFUSALS}
+REFUSAL_KINDS: Final = {kind.__name__: kind for kind in REFUSALS}
 
 log = logging.getLogger(__name__)
 replace = msgspec.structs.replace
@@ -78,10 +78,10 @@ class ProgramCallAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     timed_out: bool = False
 
 
-def refused(refusal: Refusal, wanted: int = 0) -> ProgramCallRefusal:
+def describe_refusal(refusal: Refusal, wanted: int = 0) -> ProgramCallRefusal:
     kind = type(refusal).__name__
-    if kind not in KINDS and not isinstance(refusal, CallLimit | NotEnough | StepError):
-        kind = next(name for name, base in KINDS.items() if isinstance(refusal, base))
+    if kind not in REFUSAL_KINDS and not isinstance(refusal, CallLimit | NotEnough | StepError):
+        kind = next(name for name, base in REFUSAL_KINDS.items() if isinstance(refusal, base))
     return ProgramCallRefusal(
         kind=kind,
         code=refusal.code,
@@ -92,7 +92,7 @@ def refused(refusal: Refusal, wanted: int = 0) -> ProgramCallRefusal:
     )
 
 
-def raised(answered: ProgramCallAnswer) -> Refusal:
+def refusal_of(answered: ProgramCallAnswer) -> Refusal:
     refusal = answered.refused
     assert refusal is not None
     if refusal.kind == CallLimit.__name__:
@@ -102,7 +102,7 @@ def raised(answered: ProgramCallAnswer) -> Refusal:
         return StepError(refusal.code, refusal.message)
     if refusal.kind == NotEnough.__name__:
         return NotEnough(refusal.wanted, answered.answers)
-    return KINDS[refusal.kind](refusal.code, refusal.message, retry_after_ms=refusal.retry_after_ms)
+    return REFUSAL_KINDS[refusal.kind](refusal.code, refusal.message, retry_after_ms=refusal.retry_after_ms)
 
 
 class ProgramCalls:
@@ -115,47 +115,49 @@ class ProgramCalls:
     def __init__(self, job: Job, stdin: asyncio.StreamWriter) -> None:
         self._job = job
         self._stdin = stdin
-        self._under_way: dict[int, asyncio.Task[None]] = {}
+        self._running: dict[int, asyncio.Task[None]] = {}
 
     def begin(self, event: dict[str, Any]) -> None:
         """Starts a call. Raises `msgspec.ValidationError` for an event that is no valid call."""
         request = msgspec.convert(event, ProgramCall)
         calls = [replace(call, what=msgspec.convert(call.what, tuple[Content, ...])) for call in request.calls]
         request = replace(request, calls=tuple(calls))
-        if request.id in self._under_way or len(self._under_way) >= CALLS_MAX:
+        if request.id in self._running or len(self._running) >= CALLS_MAX:
             raise msgspec.ValidationError(f"at most {CALLS_MAX} calls at once, each with an id of its own")
-        doing = asyncio.create_task(self._perform(request))
-        self._under_way[request.id] = doing
-        doing.add_done_callback(lambda _: self._under_way.pop(request.id, None))
+        task = asyncio.create_task(self._perform(request))
+        self._running[request.id] = task
+        task.add_done_callback(lambda _: self._running.pop(request.id, None))
 
     def cancel(self, event: dict[str, Any]) -> None:
-        doing = self._under_way.get(event.get("id", -1))
-        if doing is not None:
-            doing.cancel()
+        task = self._running.get(event.get("id", -1))
+        if task is not None:
+            task.cancel()
 
     async def close(self) -> None:
-        under_way = [*self._under_way.values()]
-        for doing in under_way:
-            doing.cancel()
-        if under_way:
-            await asyncio.wait(under_way)
+        running = [*self._running.values()]
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running)
 
     async def _perform(self, request: ProgramCall) -> None:
         try:
             answered = await _answer(self._job, request)
         except TurnStopped:
-            # The turn has stopped for now: it waits, or is held. The program ends with it.
-            if self._job.runner is not None and not self._job.over:  # what ends a job also stops its runner
+            # The turn has stopped: its task waits, or is held. The program ends with the turn.
+            if self._job.runner is not None and not self._job.over:  # a job that is over has stopped its runner
                 self._job.runner.cancel()
             return
-        except NotEnough as few:
-            answered = ProgramCallAnswer(id=request.id, answers=few.answers, refused=refused(few, request.wanted))
+        except NotEnough as not_enough:
+            answered = ProgramCallAnswer(
+                id=request.id, answers=not_enough.answers, refused=describe_refusal(not_enough, request.wanted)
+            )
         except Refusal as refusal:
-            answered = ProgramCallAnswer(id=request.id, refused=refused(refusal))
+            answered = ProgramCallAnswer(id=request.id, refused=describe_refusal(refusal))
         except Exception:  # without an answer the program would wait for ever
             log.exception("program.call_failed", extra=self._job.fields())
             internal = Unavailable("internal", "the call failed in the daemon; its log says why")
-            answered = ProgramCallAnswer(id=request.id, refused=refused(internal))
+            answered = ProgramCallAnswer(id=request.id, refused=describe_refusal(internal))
         with contextlib.suppress(ConnectionError):  # the program is gone
             self._stdin.write(_encode(answered) + b"\n")
             await self._stdin.drain()
@@ -224,8 +226,8 @@ class IsolatedAgent(ProcessAgent):
         command = (sys.executable, "-P", "-m", PROGRAM, str(path.resolve()), agent.name)
         super().__init__(command, environment=None, line_bytes_max=OUTPUT_BYTES_MAX)
 
-    async def given(self, job: Job) -> bytes:
-        return _encode(IsolatedTurn(leased=job.leased, history=await earlier(job))) + b"\n"
+    async def turn_input(self, job: Job) -> bytes:
+        return _encode(IsolatedTurn(leased=job.leased, history=await turn_history(job))) + b"\n"
 
     def calls(self, job: Job, stdin: asyncio.StreamWriter) -> ProgramCalls:
         return ProgramCalls(job, stdin)

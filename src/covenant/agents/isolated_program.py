@@ -26,7 +26,7 @@ import msgspec
 from covenant.agents.agent_loader import CannotLoad, find_agent
 from covenant.agents.api import Agent
 from covenant.agents.function_agent import FunctionAgent
-from covenant.agents.isolated_agent import IsolatedTurn, ProgramCall, ProgramCallAnswer, raised
+from covenant.agents.isolated_agent import IsolatedTurn, ProgramCall, ProgramCallAnswer, refusal_of
 from covenant.agents.process_agent import LOGGED_LENGTH_MAX
 from covenant.agents.runtime.agent_calls import Answer, Call, Calling
 from covenant.agents.runtime.durable_step import AskedStep, StepError, StepVerb, as_json
@@ -41,11 +41,11 @@ from covenant.model.errors import Unavailable
 from covenant.model.ids import AgentId
 from covenant.model.question import Question
 from covenant.model.task import Task
-from covenant.model.task_event import Interruption, MessageUpdate, StatusUpdate, StepFailure
+from covenant.model.task_event import PROGRESS, Interruption, MessageUpdate, StatusUpdate, StepFailure
 from covenant.model.task_view import first_message
 from covenant.outbound.remote.remote_task import Sendable, parts_of
 
-GONE: Final = 70
+DAEMON_GONE: Final = 70
 """The exit status after the daemon has gone."""
 
 _encode = msgspec.json.Encoder().encode
@@ -78,7 +78,7 @@ class _LogHandler(logging.Handler):
         self._output.write(type="log", level=record.levelname.lower(), text=self.format(record)[:LOGGED_LENGTH_MAX])
 
 
-class _Printed(io.TextIOBase):
+class _PrintedLines(io.TextIOBase):
     """Sends the function's prints to the daemon."""
 
     def __init__(self, output: _Output) -> None:
@@ -104,7 +104,7 @@ class _Calls:
         self._ids = count(1)
         self._waiting: dict[int, asyncio.Future[ProgramCallAnswer]] = {}
 
-    def answered(self, answered: ProgramCallAnswer) -> None:
+    def receive(self, answered: ProgramCallAnswer) -> None:
         waiting = self._waiting.get(answered.id)
         if waiting is not None and not waiting.done():
             waiting.set_result(answered)
@@ -123,12 +123,12 @@ class _Calls:
         child_id = child.task_id if isinstance(child, Answer) else child
         return (await self.ask(verb="answer", child=child_id, parts=parts_of(what), name=step)).answers[0]
 
-    def send(self, **given: Any) -> None:
+    def send(self, **fields: Any) -> None:
         """Sends a call without waiting for an answer."""
-        self._output.write_line(_encode(ProgramCall(id=next(self._ids), **given)))
+        self._output.write_line(_encode(ProgramCall(id=next(self._ids), **fields)))
 
-    async def ask(self, **given: Any) -> ProgramCallAnswer:
-        request = ProgramCall(id=next(self._ids), **given)
+    async def ask(self, **fields: Any) -> ProgramCallAnswer:
+        request = ProgramCall(id=next(self._ids), **fields)
         waiting: asyncio.Future[ProgramCallAnswer] = asyncio.get_running_loop().create_future()
         self._waiting[request.id] = waiting
         self._output.write_line(_encode(request))
@@ -140,7 +140,7 @@ class _Calls:
         finally:
             del self._waiting[request.id]
         if answered.refused is not None:
-            raise raised(answered)
+            raise refusal_of(answered)
         return answered
 
 
@@ -187,8 +187,8 @@ class _Steps:
     async def check_end(self) -> None:
         await self._ask("check_end")
 
-    async def _ask(self, verb: StepVerb, **given: Any) -> ProgramCallAnswer:
-        return await self._calls.ask(verb=verb, **given)
+    async def _ask(self, verb: StepVerb, **fields: Any) -> ProgramCallAnswer:
+        return await self._calls.ask(verb=verb, **fields)
 
 
 def _as_call(call: Calling) -> Call:
@@ -200,7 +200,7 @@ def _as_call(call: Calling) -> Call:
 
 
 class _Turn:
-    """A job and its output for a function: output becomes lines to the daemon."""
+    """Stands in for the function's `Job` and `TurnOutput`: each call becomes a line to the daemon."""
 
     def __init__(self, leased: LeasedTask, output: _Output, calls: _Calls, before_end: Callable[[], None]) -> None:
         self.leased: Final = leased
@@ -226,22 +226,22 @@ class _Turn:
     def text(self) -> str:
         return "".join(self._chunks)
 
-    def say(self, chunk: str) -> None:
+    def write_text(self, chunk: str) -> None:
         if chunk:
             self._chunks.append(chunk)
             self._output.write(type="assistant", text=chunk)
 
-    def say_at_once(self, text: str) -> None:
+    def write_whole_text(self, text: str) -> None:
         if self._chunks:
-            self.say(text)
+            self.write_text(text)
         else:
             self._whole = text
 
-    def give(self, content: Content) -> None:
+    def write_content(self, content: Content) -> None:
         self._output.write(type="artifact", part=content)
 
-    def status(self, update: StatusUpdate) -> None:
-        self._output.write(type="status", text=update.text)
+    def write_status(self, update: StatusUpdate) -> None:
+        self._output.write(type="status", text=update.text, progress=(update.metadata or {}).get(PROGRESS))
 
     def close(self) -> tuple[Content, ...]:
         return ()
@@ -268,7 +268,7 @@ class _Turn:
             self._end(type="reply", parts=content)
         elif content:
             for part in content:
-                self.give(part)
+                self.write_content(part)
             self._end(type="result")
         else:
             self._end(type="result", **({"text": self._whole} if self._whole else {}))
@@ -303,21 +303,21 @@ class _Turn:
             self._output.write(**event)
 
 
-def _listen(calls: _Calls, loop: asyncio.AbstractEventLoop) -> None:
+def _read_answers(calls: _Calls, loop: asyncio.AbstractEventLoop) -> None:
     """Runs in a thread: reads answers to calls until the daemon closes the pipe."""
     decode = msgspec.json.Decoder(ProgramCallAnswer).decode
     for line in sys.stdin.buffer:
-        loop.call_soon_threadsafe(calls.answered, decode(line))
-    os._exit(GONE)  # the daemon is gone, or has ended this turn: further output would be lost
+        loop.call_soon_threadsafe(calls.receive, decode(line))
+    os._exit(DAEMON_GONE)  # the daemon is gone, or has ended this turn: further output would be lost
 
 
-async def _perform(agent: Agent, given: IsolatedTurn, output: _Output, printed: _Printed) -> None:
+async def _perform(agent: Agent, turn_input: IsolatedTurn, output: _Output, printed: _PrintedLines) -> None:
     calls = _Calls(output)
-    turn = _Turn(given.leased, output, calls, printed.close_line)
+    turn = _Turn(turn_input.leased, output, calls, printed.close_line)
     loop = asyncio.get_running_loop()
-    threading.Thread(target=_listen, args=(calls, loop), daemon=True).start()
+    threading.Thread(target=_read_answers, args=(calls, loop), daemon=True).start()
     try:
-        await FunctionAgent(agent).perform(turn, turn, given.history)
+        await FunctionAgent(agent).perform(turn, turn, turn_input.history)
     except StepError as wrong:
         traceback.print_exc()
         turn.fail(f"{FAILED}: {wrong.message}")
@@ -331,17 +331,17 @@ def main() -> NoReturn:
     # Standard output carries lines to the daemon. The function's prints must not mix with them.
     output = _Output(os.dup(1))
     os.dup2(2, 1)
-    printed = _Printed(output)
+    printed = _PrintedLines(output)
     sys.stdout = printed
     logging.basicConfig(level=logging.INFO, handlers=[_LogHandler(output)])
-    given = msgspec.json.decode(sys.stdin.buffer.readline(), type=IsolatedTurn)
+    turn_input = msgspec.json.decode(sys.stdin.buffer.readline(), type=IsolatedTurn)
     try:
         agent = find_agent(Path(path), name)
     except CannotLoad as wrong:
         sys.stderr.write(f"{wrong}\n")
         output.write(type="error", message=FAILED)
     else:
-        asyncio.run(_perform(agent, given, output, printed))
+        asyncio.run(_perform(agent, turn_input, output, printed))
     sys.stderr.flush()
     os._exit(0)  # does not wait for threads that the function has left behind
 

@@ -70,11 +70,11 @@ class KeywordIndex:
         return sorted(found, key=lambda ranked: -ranked.score)
 
 
-def overlap(text: str, others: Sequence[str]) -> list[int]:
-    """The indexes of those `others` that share words with the text, best first."""
-    agents = [CallableAgent(name="", description=other) for other in others]
+def overlap(query: str, texts: Sequence[str]) -> list[int]:
+    """The indexes of those `texts` that share words with the query, best first."""
+    agents = [CallableAgent(name="", description=text) for text in texts]
     places = {id(agent): at for at, agent in enumerate(agents)}
-    return [places[id(match.listed)] for match in KeywordIndex(agents).rank(text)]
+    return [places[id(match.listed)] for match in KeywordIndex(agents).rank(query)]
 
 
 def _places(listed: CallableAgent) -> dict[str, str]:

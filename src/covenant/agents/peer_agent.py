@@ -32,7 +32,7 @@ from covenant.model.task_view import TaskState
 from covenant.seal.keys import base64url
 from covenant.wire.redaction import SecretFinding
 
-BETWEEN_OFFERS: Final = Backoff(0.5, 15.0)
+OFFER_BACKOFF: Final = Backoff(0.5, 15.0)
 """Pauses between attempts to reach a peer that must be asked before a task can be offered to it."""
 LAST_RESULT_S: Final = 10.0
 """How long a provider that broke the terms has to send its result after the cancel."""
@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 class PeerRequester(Protocol):
     async def offer(
-        self, task: Task, target: Target, told: Callable[[tuple[SecretFinding, ...]], None]
+        self, task: Task, target: Target, on_findings: Callable[[tuple[SecretFinding, ...]], None]
     ) -> Delegation: ...
     def is_passing(self, delegation: Delegation, task: Task) -> bool: ...
     def follow(self, task_id: TaskId) -> AsyncIterator[Delegation]: ...
@@ -58,7 +58,7 @@ class PeerRequester(Protocol):
 
 class PeerAgent:
     def __init__(self, requester: PeerRequester, target: Target | None = None) -> None:
-        """`target`: the `peer` (empty: whichever offers it) and the `profile`, for tasks without their own."""
+        """`target`: the `peer` (empty: any that offers the profile) and the `profile`, for tasks without a target."""
         self._requester = requester
         self._target = target
 
@@ -67,7 +67,7 @@ class PeerAgent:
         if target is None or not target.profile:
             job.fail("neither the task nor the agent names a peer's profile")
             return
-        beating = asyncio.ensure_future(renew_lease(job))
+        renewal = asyncio.ensure_future(renew_lease(job))
         try:
             delegation = await self._delegate(job, target)
             question = delegation.question
@@ -85,7 +85,7 @@ class PeerAgent:
             await asyncio.shield(self._requester.withdraw(job.task.id, "canceled by the requester"))
             raise
         finally:
-            beating.cancel()
+            renewal.cancel()
 
     async def _delegate(self, job: Job, target: Target) -> Delegation:
         """Offers the task until a peer has done it, or has refused for good."""
@@ -100,7 +100,7 @@ class PeerAgent:
                 return delegation
 
     async def _offer(self, job: Job, target: Target) -> None:
-        tries, task = 0, job.task
+        attempts, task = 0, job.task
         if task.parts and job.files is not None:
             task = msgspec.structs.replace(task, parts=await job.files.portable(task.parts))
         while True:
@@ -108,20 +108,22 @@ class PeerAgent:
                 await self._requester.offer(task, target, lambda findings: _report_findings(job, findings))
                 return
             except (Unavailable, OverLimit) as later:
-                if not tries:
-                    job.say(StatusUpdate(f"the peer cannot be reached now; the daemon tries again: {later.message}"))
-                tries += 1
-                await asyncio.sleep(BETWEEN_OFFERS.pause(tries))
+                if not attempts:
+                    job.add_update(
+                        StatusUpdate(f"the peer cannot be reached now; the daemon tries again: {later.message}")
+                    )
+                attempts += 1
+                await asyncio.sleep(OFFER_BACKOFF.pause(attempts))
 
     async def _follow(self, job: Job) -> Delegation:
-        """Follows the delegation, with an update for each change, until it ends, asks, or its provider is overdue."""
+        """Reports each change of the delegation until it ends or has a question, or its provider is overdue."""
         loop, reporter = asyncio.get_running_loop(), _StateReporter(job)
         following = cast("AsyncGenerator[Delegation, None]", self._requester.follow(job.task.id))
         delegation: Delegation | None = None
         try:
             async with asyncio.timeout(None) as bound, aclosing(following):
                 async for delegation in following:
-                    reporter.say(delegation)
+                    reporter.report(delegation)
                     if delegation.ended or delegation.question is not None:
                         break
                     at_fault = delegation.state is CANCELLING and delegation.code is not None
@@ -131,14 +133,14 @@ class PeerAgent:
                         await job.room()
         except TimeoutError:
             log.info("peer.result_overdue", extra=job.fields())
-        assert delegation is not None, "following tells at least how it stands"
+        assert delegation is not None, "`follow` yields the current state first"
         return delegation
 
     def _conclude(self, job: Job, delegation: Delegation) -> None:
         result = delegation.result
         job.spend(usage_amounts(delegation.usage))
         if result is not None:
-            _prove(job, delegation, result)
+            _record_evidence(job, delegation, result)
         if delegation.broken or delegation.overspent:
             _fail(job, delegation.code or "not_believed", delegation.reason or "")
         elif delegation.state is COMPLETED and result is not None:
@@ -147,7 +149,7 @@ class PeerAgent:
             job.notes["code"] = "timeout"
             job.fail(TIMED_OUT)
         elif delegation.state is CANCELLED and delegation.code is None:
-            job.give_up(delegation.reason or "the peer canceled it")
+            job.end_canceled(delegation.reason or "the peer canceled it")
         elif result is not None and result.error is not None:
             _fail(job, delegation.code, result.error)
         else:
@@ -162,7 +164,7 @@ class _StateReporter:
         self._last: tuple[Any, ...] = ()
         self._message: str | None = None
 
-    def say(self, delegation: Delegation) -> None:
+    def report(self, delegation: Delegation) -> None:
         now = (delegation.state, delegation.message, delegation.usage, delegation.progress)
         if now == self._last:
             return
@@ -170,13 +172,13 @@ class _StateReporter:
         text = delegation.message if delegation.message != self._message else None
         self._message = delegation.message
         if delegation.question is not None:
-            text = None  # the task asks it
+            text = None  # the task's own status has the question
         if delegation.state is LOST:
             text = f"the peer does not answer: {delegation.reason}"
-        self._job.say(StatusUpdate(text or "", metadata={REMOTE: note_of(delegation)}))
+        self._job.add_update(StatusUpdate(text or "", metadata={REMOTE: delegation_note(delegation)}))
 
 
-def note_of(delegation: Delegation) -> dict[str, Any]:
+def delegation_note(delegation: Delegation) -> dict[str, Any]:
     """The state of a delegation, for the updates of its task and for its tree."""
     note: dict[str, Any] = {
         "peer": delegation.peer,
@@ -192,8 +194,8 @@ def note_of(delegation: Delegation) -> dict[str, Any]:
     return note
 
 
-def _prove(job: Job, delegation: Delegation, result: DelegationResult) -> None:
-    """Keeps the proof and everything that it covers, so that anybody can check it later."""
+def _record_evidence(job: Job, delegation: Delegation, result: DelegationResult) -> None:
+    """Writes the proof and all that it covers into the task, so that anybody can check it later."""
     evidence = {
         "offer": msgspec.to_builtins(delegation.offer),
         "result": msgspec.to_builtins(msgspec.structs.replace(result, transcript=None, proof=None)),
@@ -203,16 +205,16 @@ def _prove(job: Job, delegation: Delegation, result: DelegationResult) -> None:
     }
     whole = msgspec.json.encode(evidence)
     if len(whole) <= EVIDENCE_BYTES_MAX:
-        job.allow(len(whole))
+        job.exempt(len(whole))
         # As it will be read back, with lists for tuples: the ledger need not compare and encode it a second time.
-        job.say(StatusUpdate(metadata={PROOF: msgspec.json.decode(whole)}), len(whole))
+        job.add_update(StatusUpdate(metadata={PROOF: msgspec.json.decode(whole)}), len(whole))
         return
     text, sha256 = base64url(whole), hashlib.sha256(whole).hexdigest()
     pieces = [text[at : at + EVIDENCE_BYTES_MAX] for at in range(0, len(text), EVIDENCE_BYTES_MAX)]
-    job.allow(len(text))
+    job.exempt(len(text))
     for number, piece in enumerate(pieces):
         part = {"sha256": sha256, "part": number, "of": len(pieces), "data": piece}
-        job.say(StatusUpdate(metadata={PROOF: part}), len(piece))
+        job.add_update(StatusUpdate(metadata={PROOF: part}), len(piece))
 
 
 def _complete(job: Job, result: DelegationResult) -> None:
@@ -226,7 +228,7 @@ def _complete(job: Job, result: DelegationResult) -> None:
         assert isinstance(part, _MARKABLE)
         plain = msgspec.structs.replace(part, metadata=without_reserved(part.metadata))
         name = mark["name"][:NAME_CHARS_MAX] if isinstance(mark.get("name"), str) else None
-        job.say(ArtifactUpdate(mark["id"], (plain,), name, append=mark["id"] in made))
+        job.add_update(ArtifactUpdate(mark["id"], (plain,), name, append=mark["id"] in made))
         made[mark["id"]] = made.get(mark["id"], "") + (plain.text if isinstance(plain, Text) else "")
     if not content and result.result and result.result not in ("\n".join(filter(None, made.values())), ""):
         content.append(Text(result.result))
@@ -245,6 +247,6 @@ def _report_findings(job: Job, findings: tuple[SecretFinding, ...]) -> None:
     """Tells the sender where in its task secrets were found, and of which kind, but never the secrets."""
     places = ", ".join(f"{each.kind} at {each.path or '/'}" for each in findings[:10])
     found = [{"path": each.path, "kind": each.kind, "count": each.count} for each in findings]
-    job.say(
+    job.add_update(
         StatusUpdate(f"secrets were found in the message to the peer: {places}", metadata={"covenant.redacted": found})
     )

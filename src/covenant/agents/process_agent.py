@@ -1,20 +1,20 @@
 """Process agents: a command started for each turn. It reads the turn as one line and writes its events line by line.
 
 Standard input is one JSON object: `type` "turn", `task_id`, `context_id`, `message_id`, `text`, `parts`, `history`,
-`turn`, `attempt`, `metadata` and `source` "agent"; then it ends. Each line of standard output is a JSON object whose
-`type` says what happened:
+`turn`, `attempt`, `metadata` and `source` "agent". Then standard input is closed. Each line of standard output is a
+JSON object with a `type`:
 
     assistant          a message, streamed: `text`, or `content`, or `message.content`, as a string or as blocks of text
     artifact           `name`, and one of `text`, `data` (base64), `url`, `value`; perhaps `media_type`; or `part`
-    status             `text`: a report of progress
+    status             `text`: a report of progress, perhaps `progress`: the share that is done, from 0 to 1
     log                `text`, perhaps `level` (info, warning, error): a line for the log of the task
-    usage              `usage`: what was used since the last one, by name
+    usage              `usage`: the amounts used since the last such line, by name
     result             the turn is done: perhaps `text`, `usage`, `status` "ok" or "partial"; "error" fails it
     reply              `parts`: the turn is done, and the answer is a bare message
     session_exited, session_stopped    the turn is done
     approval_request   `text`: the task waits for its sender, and the program is ended
-    auth_request       `text`: the same, for something that only the sender may do elsewhere
-    retry              `after_s`, perhaps `text`: the turn is begun again then, as a further attempt
+    auth_request       `text`: the same, for an authentication that the sender does outside of the task
+    retry              `after_s`, perhaps `text`: the turn begins again after that time, as a further attempt
     reject             `text`: the task ends as rejected
     error, session_error               the turn failed: `message`
 
@@ -34,7 +34,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from covenant.agents.function_agent import earlier
+from covenant.agents.api import BaseTurn
+from covenant.agents.function_agent import turn_history
 from covenant.agents.runtime import turn_files
 from covenant.agents.runtime.job import Job
 from covenant.agents.runtime.job_buffer import FAILED
@@ -58,16 +59,16 @@ LINGER_S: Final = 0.25
 LOOK_S: Final = 0.1
 NOT_STARTED: Final = "the agent could not be started"
 APPROVAL: Final = "the agent asks for approval"
-_NAMES: Final = {"artifact": "an artifact", "call": "a call", "reply": "a reply"}
+_NAMES: Final = {"artifact": "an artifact", "call": "a call", "reply": "a reply", "status": "a status"}
 
 log = logging.getLogger(__name__)
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
 LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 LOGGED_LENGTH_MAX: Final = 20_000
-COMPLAINTS_MAX: Final = 10_000
-"""The most lines of one turn. The task's log keeps the newest of them, and the daemon's own log is bounded, too."""
-COMPLAINT_LENGTH_MAX: Final = 1_000
+STDERR_LINES_MAX: Final = 10_000
+"""The most lines of a program's standard error in one turn."""
+STDERR_LINE_LENGTH_MAX: Final = 1_000
 
 
 class _TurnLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,30 +103,30 @@ class ProcessAgent:
         self._line_bytes_max = line_bytes_max
         self._output_bytes_max = output_bytes_max
 
-    async def given(self, job: Job) -> bytes:
+    async def turn_input(self, job: Job) -> bytes:
         message, parts = job.messages[-1], tuple(part for each in job.messages for part in each.parts)
-        given = _TurnLine(
+        turn = _TurnLine(
             task_id=job.task.id,
             context_id=job.task.context_id or job.task.id,
             message_id=message.message_id,
             text="\n".join(part.text for part in parts if isinstance(part, Text)),
             parts=parts,
-            history=await earlier(job),
+            history=await turn_history(job),
             turn=job.leased.turn,
             attempt=job.leased.lease.attempt,
             metadata=message.metadata or {},
         )
-        return _encode(given) + b"\n"
+        return _encode(turn) + b"\n"
 
     def calls(self, job: Job, stdin: asyncio.StreamWriter) -> ProgramCalls | None:  # noqa: ARG002
-        """The performer of the program's calls. None: standard input ends with the turn.
+        """Performs the program's calls, if it may make any. None: standard input is closed after the turn is written.
 
-        A program that may call must end its turn before it exits.
+        A program that may make calls must end its turn before it exits.
         """
         return None
 
     async def run(self, job: Job) -> None:
-        given = await self.given(job)
+        turn_line = await self.turn_input(job)
         try:
             process = await start_program(self._command, self._environment, self._line_bytes_max)
         except (OSError, ValueError):
@@ -137,20 +138,20 @@ class ProcessAgent:
         stderr_reader = asyncio.create_task(log_stderr(process, lambda line: log_line(job, line, stream="stderr")))
         helpers = [
             stderr_reader,
-            asyncio.create_task(_write_turn(process.stdin, given, close=calls is None)),
+            asyncio.create_task(_write_turn(process.stdin, turn_line, close=calls is None)),
             asyncio.create_task(_end_orphans(process)),
         ]
         try:
-            await self._listen(process, job, calls)
+            await self._read_output(process, job, calls)
         finally:
-            await _end(process, stderr_reader)
+            await _end_program(process, stderr_reader)
             if calls is not None:
                 await calls.close()
             for each in helpers:
                 each.cancel()
             await asyncio.wait(helpers)
 
-    async def _listen(self, process: asyncio.subprocess.Process, job: Job, calls: ProgramCalls | None) -> None:
+    async def _read_output(self, process: asyncio.subprocess.Process, job: Job, calls: ProgramCalls | None) -> None:
         assert process.stdout is not None
         output, total = ProgramOutput(job, calls), 0
         while not job.ended:
@@ -188,9 +189,9 @@ async def start_program(
     )
 
 
-async def _write_turn(stdin: asyncio.StreamWriter, given: bytes, *, close: bool) -> None:
+async def _write_turn(stdin: asyncio.StreamWriter, turn_line: bytes, *, close: bool) -> None:
     with contextlib.suppress(ConnectionError):  # a program need not read its turn
-        stdin.write(given)
+        stdin.write(turn_line)
         await stdin.drain()
         if close:
             stdin.close()
@@ -218,7 +219,7 @@ async def _end_orphans(process: asyncio.subprocess.Process) -> None:
     process.stdout.feed_eof()
 
 
-async def _end(process: asyncio.subprocess.Process, stderr_reader: asyncio.Task[None]) -> None:
+async def _end_program(process: asyncio.subprocess.Process, stderr_reader: asyncio.Task[None]) -> None:
     """Ends the program with its children, and reads the rest of its standard error."""
     signal_group(process, signal.SIGTERM)
     try:
@@ -253,7 +254,7 @@ class ProgramOutput:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             event = None
         if not isinstance(event, dict):
-            log_line(self._job, line[:COMPLAINT_LENGTH_MAX].decode(errors="replace").rstrip(), stream="stdout")
+            log_line(self._job, line[:STDERR_LINE_LENGTH_MAX].decode(errors="replace").rstrip(), stream="stdout")
             self._job.fail("the agent wrote a line that is not a JSON object")
             return
         kind = event.get("type")
@@ -266,14 +267,14 @@ class ProgramOutput:
         job, output = self._job, self._output
         match kind:
             case "assistant":
-                output.say(_words(event))
+                output.write_text(_text_of(event))
             case "artifact":
-                output.give(_content(event))
+                output.write_content(_content(event))
             case "status":
-                output.status(StatusUpdate(_words(event)))
+                output.write_status(BaseTurn.status(_text_of(event), progress=event.get("progress")))
             case "log":
                 level = LEVELS.get(str(event.get("level", "info")).lower(), logging.INFO)
-                log_line(job, _words(event)[:LOGGED_LENGTH_MAX], level, stream=_stream(event))
+                log_line(job, _text_of(event)[:LOGGED_LENGTH_MAX], level, stream=_stream(event))
             case "usage":
                 job.spend(read_usage(event.get("usage")))
             case "call" if self._calls is not None:
@@ -291,31 +292,31 @@ class ProgramOutput:
             case "approval_request" | "auth_request":
                 output.close()
                 state = Interruption.INPUT_REQUIRED if kind == "approval_request" else Interruption.AUTH_REQUIRED
-                job.park(StatusUpdate(_words(event) or APPROVAL, state.value))
+                job.park(StatusUpdate(_text_of(event) or APPROVAL, state.value))
             case "retry":
                 after_s = event.get("after_s", 1.0)
                 if isinstance(after_s, int | float) and 0 <= after_s <= SECONDS_MAX:
-                    job.retry(after_s, _words(event))
+                    job.retry(after_s, _text_of(event))
                 else:
                     job.fail("the agent asked for a retry, and its after_s is no number of seconds up to ten years")
             case "reject":
-                job.reject(_words(event) or FAILED)
+                job.reject(_text_of(event) or FAILED)
             case "error" | "session_error":
-                job.fail(_complaint(event), reason="failed")
+                job.fail(_error_text(event), reason="failed")
             case _:
                 log.debug("process.passed_over", extra=job.fields(type=str(kind)[:100]))
 
     def _result(self, event: dict[str, Any]) -> None:
         self._job.spend(read_usage(event.get("usage")))
         if event.get("status") == "error" or event.get("is_error") is True:
-            self._job.fail(_complaint(event), reason="failed")
+            self._job.fail(_error_text(event), reason="failed")
             return
-        words, partial = _words(event), event.get("status") == "partial"
+        text, partial = _text_of(event), event.get("status") == "partial"
         if not self._output.text:
-            self._output.say_at_once(words)
+            self._output.write_whole_text(text)
         parts = self._close()
-        other = words and words != self._output.text
-        self._job.complete(*((Text(words),) if other else parts), partial=partial)
+        differs = text and text != self._output.text
+        self._job.complete(*((Text(text),) if differs else parts), partial=partial)
 
     def _close(self) -> tuple[Content, ...]:
         """The program's output: each message is a block of its own. A function sends one message in many chunks."""
@@ -333,7 +334,7 @@ class ProgramOutput:
             self._job.fail(f"the agent exited with status {code}", reason="exited")
 
 
-def _words(event: dict[str, Any]) -> str:
+def _text_of(event: dict[str, Any]) -> str:
     """The text of an event, in any of the fields where programs put it."""
     message = event.get("message")
     within = message.get("content") if isinstance(message, dict) else message
@@ -346,7 +347,7 @@ def _words(event: dict[str, Any]) -> str:
     return ""
 
 
-def _complaint(event: dict[str, Any]) -> str:
+def _error_text(event: dict[str, Any]) -> str:
     for found in (event.get("message"), event.get("error"), event.get("text")):
         if isinstance(found, str) and found:
             return found
@@ -382,10 +383,10 @@ def _stream(event: dict[str, Any]) -> str:
     return "stdout" if event.get("stream") == "stdout" else "log"
 
 
-async def log_stderr(process: asyncio.subprocess.Process, note: Callable[[str], None]) -> None:
-    """Notes each line, up to `COMPLAINTS_MAX`; reads and drops the rest, since a full pipe would block the program."""
+async def log_stderr(process: asyncio.subprocess.Process, write: Callable[[str], None]) -> None:
+    """Passes lines to `write`, at most `STDERR_LINES_MAX`. Drops further lines: a full pipe would block the program."""
     assert process.stderr is not None
-    noted = 0
+    count = 0
     while True:
         try:
             line = await process.stderr.readline()
@@ -393,6 +394,6 @@ async def log_stderr(process: asyncio.subprocess.Process, note: Callable[[str], 
             continue
         if not line:
             return
-        noted += 1
-        if noted <= COMPLAINTS_MAX:
-            note(line[:COMPLAINT_LENGTH_MAX].decode(errors="replace").rstrip())
+        count += 1
+        if count <= STDERR_LINES_MAX:
+            write(line[:STDERR_LINE_LENGTH_MAX].decode(errors="replace").rstrip())

@@ -23,7 +23,6 @@ import msgspec
 from covenant.agents.runtime.agent_calls import REMOTE_FAILURE, RemoteFailure
 from covenant.agents.runtime.agent_spans import trace_call
 from covenant.agents.runtime.job import DAEMON_STOPS, Job
-from covenant.exchange.delegation import tenant_of
 from covenant.exchange.tasks.builder import IDEMPOTENCY, text_of
 from covenant.ledger.contract.tasks import ListQuery, QueueQuery, TaskLedger
 from covenant.ledger.machine.states import LEASED, PARKED
@@ -43,21 +42,22 @@ from covenant.model.task_view import (
     TaskState,
     fold,
 )
+from covenant.model.tenants import host_of
 from covenant.model.usage import USAGE, read_usage, usage_beyond
 from covenant.outbound.call_errors import CallFailed, NoCard, RemoteError, RemoteRefused, RemoteTimedOut
 from covenant.outbound.remote.remote_client import Remote, RemoteStream
 from covenant.outbound.remote.remote_task import RemoteTaskView, Reply, reply_of
 
-BETWEEN_POLLS: Final = Backoff(0.25, 3.0)
+POLL_BACKOFF: Final = Backoff(0.25, 3.0)
 FAILURES_MAX: Final = 20
-BEAT_S: Final = 60.0
+RENEW_S: Final = 60.0
 
 log = logging.getLogger(__name__)
 WATCHED_MAX: Final = 10_000
 FOUND_MAX: Final = 100
 """The most tasks of each state that are looked up at a start."""
 RECENTLY_MS: Final = 3_600_000
-BETWEEN_CANCELS: Final = Backoff(1.0, 81.0, 3)
+CANCEL_BACKOFF: Final = Backoff(1.0, 81.0, 3)
 CANCELS_MAX: Final = 6
 WATCH_S: Final = 600.0
 CANCEL_S: Final = 10.0
@@ -78,52 +78,52 @@ class RemoteAgent:
         if target is None or not target.label:
             job.fail("neither the task nor the agent has a remote agent's name or URL")
             return
-        beating = asyncio.ensure_future(renew_lease(job))
+        renewal = asyncio.ensure_future(renew_lease(job))
         try:
-            await self._talk(job, target)
+            await self._call(job, target)
         except (Refusal, RemoteError, CallFailed) as failure:
             _fail(job, failure)
         finally:
-            beating.cancel()
+            renewal.cancel()
 
-    async def _talk(self, job: Job, target: Target) -> None:
-        hop, tenant = hop_of(job.task), tenant_of(job.holder)
+    async def _call(self, job: Job, target: Target) -> None:
+        hop, tenant = hop_of(job.task), host_of(job.holder.display)
         if hop.depth > self._depth_max:
             job.fail(f"depth_exceeded: a chain may have at most {self._depth_max} calls")
             return
         leased = job.leased
         again = leased.turn > 1 or leased.lease.attempt > 1
-        noted = await job.noted(REMOTE) if again else None
+        noted = await job.stored_note(REMOTE) if again else None
         known = noted if isinstance(noted, dict) else {}
-        note = _Note(job, known)
+        ids = _RemoteIds(job, known)
         remote = await self._open(tenant, target)
         try:
             with trace_call(job, remote, hop) as hop_there:
                 if known.get("task_id") and known.get("turn") == leased.turn:
-                    reply = await _follow(job, remote, note)
+                    reply = await _follow(job, remote, ids)
                 else:
-                    reply = await self._send(job, remote, hop_there, note)
+                    reply = await self._send(job, remote, hop_there, ids)
         except asyncio.CancelledError:
-            if job.stopping != DAEMON_STOPS and note.task_id is not None:
+            if job.stopping != DAEMON_STOPS and ids.task_id is not None:
                 # The remote task was canceled already if it could be reached just now. Otherwise this keeps trying.
-                self._cancels.cancel(tenant, target, note.task_id)
+                self._cancels.cancel(tenant, target, ids.task_id)
             raise
         finally:
             job.spend(job.spending.end_running())
             await remote.close()
         _conclude(job, reply)
-        if reply.waits and note.task_id is not None:
-            self._cancels.watch(tenant, job.task.id, target, note.task_id)
+        if reply.waits and ids.task_id is not None:
+            self._cancels.watch(tenant, job.task.id, target, ids.task_id)
 
-    async def _send(self, job: Job, remote: Remote, hop: Hop, note: _Note) -> Reply:
+    async def _send(self, job: Job, remote: Remote, hop: Hop, ids: _RemoteIds) -> Reply:
         task, turn = job.task, job.leased.turn
         key = task.id if turn == 1 else f"{task.id}.{turn}"
         idempotent = task.idempotency is not None and task.idempotency.duplicate_safety is DuplicateSafety.IDEMPOTENT
         safety = DuplicateSafety.IDEMPOTENT if idempotent else DuplicateSafety.UNSAFE
         stream = remote.stream(
-            _words(job),
-            task_id=note.task_id,
-            context_id=note.context_id,
+            _message_text(job),
+            task_id=ids.task_id,
+            context_id=ids.context_id,
             metadata={IDEMPOTENCY: {"key": key, "duplicate_safety": safety.value}},
             message_id=key,
             # Without a key the message is sent once: an agent that ignores such keys might do the work twice.
@@ -131,15 +131,15 @@ class RemoteAgent:
             hop=hop,
             stays=lambda: job.stopping == DAEMON_STOPS,
         )
-        _count(job, stream, note.task_id)
+        _count_usage(job, stream, ids.task_id)
         async for event in stream:
-            note.take(stream.task_id, stream.reply.context_id)
-            await _say(job, event)
+            ids.note(stream.task_id, stream.reply.context_id)
+            await _report_event(job, event)
         return stream.reply
 
 
-class _Note:
-    """The remote task's ids: noted by an earlier attempt, or learned now and then noted once in a turn."""
+class _RemoteIds:
+    """The ids of the remote task and its context. A status of the task has them, once in each turn."""
 
     def __init__(self, job: Job, known: Mapping[str, Any]) -> None:
         self._job = job
@@ -147,15 +147,15 @@ class _Note:
         self.task_id: str | None = known.get("task_id")
         self.context_id: str | None = known.get("context_id")
 
-    def take(self, task_id: str | None, context_id: str | None) -> None:
+    def note(self, task_id: str | None, context_id: str | None) -> None:
         if task_id is not None and not self._announced:
             self._announced = True
             self.task_id, self.context_id = task_id, context_id
             noted = {"task_id": task_id, "context_id": context_id, "turn": self._job.leased.turn}
-            self._job.say(StatusUpdate(metadata={REMOTE: noted}))
+            self._job.add_update(StatusUpdate(metadata={REMOTE: noted}))
 
 
-def _count(job: Job, source: RemoteStream | RemoteTaskView, earlier: str | None) -> None:
+def _count_usage(job: Job, source: RemoteStream | RemoteTaskView, earlier: str | None) -> None:
     """Counts the usage that `source` reports until the call is over. `earlier`: the remote task of earlier turns.
 
     Many agents report the usage of all turns of a task. The usage of earlier turns of the same task is counted already.
@@ -164,40 +164,40 @@ def _count(job: Job, source: RemoteStream | RemoteTaskView, earlier: str | None)
     job.spending.running = lambda: usage_beyond(source.usage, before if source.task_id == earlier else {})
 
 
-async def _follow(job: Job, remote: Remote, note: _Note) -> Reply:
+async def _follow(job: Job, remote: Remote, ids: _RemoteIds) -> Reply:
     """Polls a remote task that an earlier attempt began, until it is over."""
-    assert note.task_id is not None
-    known, failures, looks, task_id = RemoteTaskView(), 0, 0, note.task_id
-    _count(job, known, task_id)
+    assert ids.task_id is not None
+    view, failures, polls, task_id = RemoteTaskView(), 0, 0, ids.task_id
+    _count_usage(job, view, task_id)
     while True:
         try:
-            for event in known.take(await remote.get(task_id)):
-                await _say(job, event)
+            for event in view.take(await remote.get(task_id)):
+                await _report_event(job, event)
             failures = 0
         except (RemoteError, CallFailed) as failure:
             failures += 1
             if not failure.transient or failures >= FAILURES_MAX:
                 raise
-        if known.stopped:
-            return reply_of(known, remote)
-        looks += 1
-        await asyncio.sleep(BETWEEN_POLLS.pause(looks))
+        if view.stopped:
+            return reply_of(view, remote)
+        polls += 1
+        await asyncio.sleep(POLL_BACKOFF.pause(polls))
 
 
 async def renew_lease(job: Job) -> None:
-    """Renews the lease while a call runs, perhaps for hours. The retry gate takes an old lease for a lost one."""
+    """Renews the lease while a call runs, perhaps for hours: the retry gate may requeue work with an old lease."""
     with suppress(Refusal):
         while True:
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(RENEW_S)
             await job.renew()
 
 
-async def _say(job: Job, event: RemoteEvent) -> None:
+async def _report_event(job: Job, event: RemoteEvent) -> None:
     match event:
         case RemoteArtifact(update=update):
-            job.say(unreserved_update(update))
+            job.add_update(unreserved_update(update))
         case RemoteStatus(state=TaskState.WORKING) | RemoteTask(state=TaskState.WORKING) if event.text:
-            job.say(StatusUpdate(event.text))
+            job.add_update(StatusUpdate(event.text))
         case RemoteStatus() | RemoteTask() | RemoteMessage():
             pass
     if job.full:
@@ -214,7 +214,7 @@ def _conclude(job: Job, reply: Reply) -> None:
         case TaskState.REJECTED:
             job.reject(reply.text or "the remote agent rejected the task", *content)
         case TaskState.CANCELED:
-            job.give_up(reply.text or "the remote agent canceled the task", *content)
+            job.end_canceled(reply.text or "the remote agent canceled the task", *content)
         case _:
             job.fail(reply.text or "the remote agent failed", *content)
 
@@ -233,7 +233,7 @@ def _fail(job: Job, failure: Refusal | RemoteError | CallFailed) -> None:
     job.fail(f"the call of the remote agent failed: {message}")
 
 
-def _words(job: Job) -> str:
+def _message_text(job: Job) -> str:
     return "\n".join(text_of(message.parts) for message in job.messages)
 
 
@@ -258,7 +258,7 @@ class RemoteCancels:
     def __init__(self, ledger: TaskLedger, open_remote: OpenRemote) -> None:
         self._ledger = ledger
         self._open = open_remote
-        self._under_way: dict[asyncio.Task[None], None] = {}
+        self._running: dict[asyncio.Task[None], None] = {}
 
     def watch(self, tenant: str, task_id: TaskId, target: Target, remote_task_id: str) -> None:
         """Cancels the remote task when the local task has ended without an answer."""
@@ -273,18 +273,18 @@ class RemoteCancels:
         self._begin(partial(self._find, identity, target))
 
     async def stop(self) -> None:
-        under_way = tuple(self._under_way)
-        for each in under_way:
+        running = tuple(self._running)
+        for each in running:
             each.cancel()
-        await asyncio.gather(*under_way, return_exceptions=True)
+        await asyncio.gather(*running, return_exceptions=True)
 
     def _begin(self, work: Callable[[], Awaitable[None]]) -> None:
-        if len(self._under_way) >= WATCHED_MAX:
-            log.warning("remote.unwatched", extra={"watched": len(self._under_way)})
+        if len(self._running) >= WATCHED_MAX:
+            log.warning("remote.unwatched", extra={"watched": len(self._running)})
             return
-        doing = asyncio.ensure_future(self._run_logged(work))
-        self._under_way[doing] = None
-        doing.add_done_callback(lambda done: self._under_way.pop(done, None))
+        task = asyncio.ensure_future(self._run_logged(work))
+        self._running[task] = None
+        task.add_done_callback(lambda done: self._running.pop(done, None))
 
     async def _run_logged(self, work: Callable[[], Awaitable[None]]) -> None:
         """Runs `work` and logs its failure. A start that fails cancels this before it calls `work`."""
@@ -308,7 +308,7 @@ class RemoteCancels:
             await self._cancel(tenant, target, remote_task_id)
 
     async def _cancel(self, tenant: str, target: Target, remote_task_id: str) -> None:
-        for tries in range(1, CANCELS_MAX + 1):
+        for attempt in range(1, CANCELS_MAX + 1):
             try:
                 async with asyncio.timeout(CANCEL_S):
                     remote = await self._open(tenant, target)
@@ -320,36 +320,36 @@ class RemoteCancels:
                 return
             except (RemoteError, CallFailed, TimeoutError) as failure:
                 transient = not isinstance(failure, RemoteError) or failure.transient or isinstance(failure, NoCard)
-                if not transient or tries == CANCELS_MAX:
-                    # The remote task has ended, most likely. Otherwise it ends with its deadline.
+                if not transient or attempt == CANCELS_MAX:
+                    # Most likely the remote task has ended. Otherwise it ends at its deadline.
                     code = "timed_out" if isinstance(failure, TimeoutError) else failure.code
                     log.info("remote.not_withdrawn", extra={"remote_task": remote_task_id, "code": code})
                     return
-                await asyncio.sleep(BETWEEN_CANCELS.pause(tries))
+                await asyncio.sleep(CANCEL_BACKOFF.pause(attempt))
 
     async def _find(self, identity: AgentId, target: Target | None) -> None:
-        ledger, me, tenant = self._ledger, identity.pubkey, tenant_of(identity)
+        ledger, me, tenant = self._ledger, identity.pubkey, host_of(identity.display)
         for state in (LEASED, PARKED):
             query = QueueQuery(viewer=me, limit=FOUND_MAX, state_filter=state.wire_name)
             for entry in (await ledger.queue(query)).tasks:
                 if entry.task.recipient.pubkey != me or (state is LEASED and not entry.holder_lost):
                     continue
                 steps = await ledger.steps(entry.task.id, 0, 1_000)
-                where, there = target_of(entry.task) or target, noted(steps)
-                if where and there is not None:
-                    self.watch(tenant, entry.task.id, where, there)
+                address, remote_task_id = target_of(entry.task) or target, remote_task_id_in(steps)
+                if address and remote_task_id is not None:
+                    self.watch(tenant, entry.task.id, address, remote_task_id)
         since_ms = ledger.now_ms() - RECENTLY_MS
         for ended in (Ending.CANCELED, Ending.FAILED):
             query_ended = ListQuery(recipient=me, state=ended.value, moved_since_ms=since_ms, limit=FOUND_MAX)
             for steps in (await ledger.listing(query_ended)).tasks:
-                view, there = fold(steps), noted(steps)
-                where = (target_of(view.task) if view is not None else None) or target
-                if where and there is not None:
-                    self.cancel(tenant, where, there)
+                view, remote_task_id = fold(steps), remote_task_id_in(steps)
+                address = (target_of(view.task) if view is not None else None) or target
+                if address and remote_task_id is not None:
+                    self.cancel(tenant, address, remote_task_id)
 
 
-def noted(steps: Sequence[Step]) -> str | None:
-    """The remote task's id as it was noted last."""
+def remote_task_id_in(steps: Sequence[Step]) -> str | None:
+    """The id of the remote task in the newest status that names one."""
     for step in reversed(steps):
         what = step.what
         if isinstance(what, StatusUpdate) and isinstance(note := (what.metadata or {}).get(REMOTE), dict):

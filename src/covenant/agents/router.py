@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 
 from covenant.agents.agent_directory import AgentDirectory, CallableAgent
 from covenant.agents.keyword_match import THRESHOLD, KeywordIndex, KeywordMatch
-from covenant.agents.model.toolbox import ask, made_by
+from covenant.agents.model.toolbox import call_agent, files_of
 from covenant.agents.runtime.agent_calls import Answer
 from covenant.agents.runtime.job import Job, RunnableAgent
 from covenant.agents.runtime.turn_output import TurnOutput
@@ -28,10 +28,10 @@ ROUTE: Final = "covenant.route"
 """Key in the metadata of a status and of the result: the chosen agent, and why."""
 ASKING: Final = "covenant.asking"
 """Key in the metadata of a status: the agent and task that wait for the sender's answer."""
-OTHERS_MAX: Final = 3
-NAMED_MAX: Final = 50
+RUNNERS_UP_MAX: Final = 3
+LISTED_MAX: Final = 50
 RANKINGS_MAX: Final = 256
-NOBODY: Final = "No agent here matches this request, and no model is configured that could answer it."
+NO_MATCH: Final = "No agent here matches this request, and no model is configured that could answer it."
 NO_MODEL: Final = f'no model is configured: set model.name = "provider:name" and {install_command("model")}'
 
 
@@ -45,9 +45,9 @@ class RouterAgent:
     async def run(self, job: Job) -> None:
         output = TurnOutput(job)
         parts = tuple(part for message in job.messages for part in message.parts)
-        asking = await job.noted(ASKING) if job.leased.turn > 1 else None
+        asking = await job.stored_note(ASKING) if job.leased.turn > 1 else None
         if isinstance(asking, dict):
-            await self._pass_on(job, output, asking, parts)
+            await self._forward(job, output, asking, parts)
             return
         tenant = job.holder.display.partition("@")[2]
         chosen = await self._chosen(job, tenant) if job.leased.lease.attempt > 1 else None
@@ -59,16 +59,16 @@ class RouterAgent:
         route = {**_route(ranked), "turn": job.leased.turn}
         job.notes[ROUTE] = route
         if best is None or best.score < THRESHOLD:
-            output.status(StatusUpdate(f"Answering this myself: {route['why']}", metadata={ROUTE: route}))
-            output.say_at_once(self._describe_agents(tenant))
+            output.write_status(StatusUpdate(f"Answering this myself: {route['why']}", metadata={ROUTE: route}))
+            output.write_whole_text(self._describe_agents(tenant))
             job.complete(*output.close())
             return
-        output.status(StatusUpdate(f"Handing this to {best.listed.name}: {best.why}", metadata={ROUTE: route}))
+        output.write_status(StatusUpdate(f"Handing this to {best.listed.name}: {best.why}", metadata={ROUTE: route}))
         await self._hand_over(job, output, best.listed, parts)
 
     async def _chosen(self, job: Job, tenant: str) -> CallableAgent | None:
         """The agent that an earlier attempt at this turn picked, if it still exists."""
-        route = await job.noted(ROUTE)
+        route = await job.stored_note(ROUTE)
         if not isinstance(route, dict) or route.get("turn") != job.leased.turn:
             return None
         found = next((each for each in self._directory.all(tenant) if each.name == route.get("agent")), None)
@@ -78,22 +78,22 @@ class RouterAgent:
 
     async def _hand_over(self, job: Job, output: TurnOutput, listed: CallableAgent, parts: tuple[Content, ...]) -> None:
         # A remote agent receives only the text.
-        content = text_of(parts) if listed.elsewhere or all(type(part) is Text for part in parts) else parts
+        content = text_of(parts) if listed.text_only or all(type(part) is Text for part in parts) else parts
         label = f"{'a2a' if listed.remote else 'agent'}:{listed.name}"
         try:
-            answer = await ask(job, listed.name, content)
+            answer = await call_agent(job, listed.name, content)
         except CovenantError as error:
-            output.tool(label, ok=False)
+            output.record_tool(label, ok=False)
             job.fail(f"{listed.name}: {error}")
             return
-        _tell_answer(job, output, answer, agent=listed.name, label=label)
+        _write_answer(job, output, answer, agent=listed.name, label=label)
 
-    async def _pass_on(self, job: Job, output: TurnOutput, asking: dict[str, Any], parts: tuple[Content, ...]) -> None:
-        """Passes the sender's message on to the agent that asked for it in the turn before."""
+    async def _forward(self, job: Job, output: TurnOutput, asking: dict[str, Any], parts: tuple[Content, ...]) -> None:
+        """Forwards the sender's message to the agent whose question it answers."""
         name, label = str(asking.get("agent")), str(asking.get("label"))
         job.notes[ROUTE] = {"agent": name, "why": "it had asked for this", "by": "question"}
         answer = await job.calls.answer(str(asking.get("task_id")), parts)
-        _tell_answer(job, output, answer, agent=name, label=label)
+        _write_answer(job, output, answer, agent=name, label=label)
 
     def _ranking(self, tenant: str) -> KeywordIndex:
         listed = self._directory.all(tenant)
@@ -108,21 +108,21 @@ class RouterAgent:
     def _describe_agents(self, tenant: str) -> str:
         listed = self._directory.all(tenant)
         if not listed:
-            return f"{NOBODY} There are no agents yet: add one with /v1/agents, or serve one with `covenant serve`."
-        lines = [f"- {each.line}{' (elsewhere)' if each.remote else ''}" for each in listed[:NAMED_MAX]]
-        if len(listed) > NAMED_MAX:
-            lines.append(f"- and {len(listed) - NAMED_MAX} more")
-        return "\n".join((NOBODY, "There are:", *lines))
+            return f"{NO_MATCH} There are no agents yet: add one with /v1/agents, or serve one with `covenant serve`."
+        lines = [f"- {each.line}{' (elsewhere)' if each.remote else ''}" for each in listed[:LISTED_MAX]]
+        if len(listed) > LISTED_MAX:
+            lines.append(f"- and {len(listed) - LISTED_MAX} more")
+        return "\n".join((NO_MATCH, "There are:", *lines))
 
 
 def _route(ranked: list[KeywordMatch]) -> dict[str, Any]:
     best = ranked[0] if ranked else None
-    others = [{"agent": each.listed.name, "score": each.score} for each in ranked[1 : 1 + OTHERS_MAX]]
+    others = [{"agent": each.listed.name, "score": each.score} for each in ranked[1 : 1 + RUNNERS_UP_MAX]]
     if best is None:
         return {"agent": INDEX, "why": "no agent's card shares a word with the request", "by": "ranking"}
     if best.score < THRESHOLD:
         why = f"the best match is {best.listed.name} with {best.score:g}, and {THRESHOLD:g} is needed: {best.why}"
-        others = [{"agent": best.listed.name, "score": best.score}, *others][:OTHERS_MAX]
+        others = [{"agent": best.listed.name, "score": best.score}, *others][:RUNNERS_UP_MAX]
         return {"agent": INDEX, "why": why, "others": others, "by": "ranking"}
     return {
         "agent": best.listed.name,
@@ -134,9 +134,9 @@ def _route(ranked: list[KeywordMatch]) -> dict[str, Any]:
     }
 
 
-def _tell_answer(job: Job, output: TurnOutput, answer: Answer, *, agent: str, label: str) -> None:
-    output.tool(label, ok=answer.ok or answer.waits)
-    output.sub(agent, job.task.depth + 1, answer.text)
+def _write_answer(job: Job, output: TurnOutput, answer: Answer, *, agent: str, label: str) -> None:
+    output.record_tool(label, ok=answer.ok or answer.waits)
+    output.record_answer(agent, job.task.depth + 1, answer.text)
     if answer.waits:
         asking = {"agent": agent, "label": label, "task_id": answer.task_id}
         job.park(StatusUpdate(answer.text, answer.state.value, metadata={ASKING: asking}))
@@ -144,11 +144,11 @@ def _tell_answer(job: Job, output: TurnOutput, answer: Answer, *, agent: str, la
     if not answer.ok:
         job.fail(f"{agent}: {answer.text or 'it failed'}")
         return
-    made = [part for artifact in made_by(answer) for part in artifact.parts]
-    for part in made:
-        output.give(part)
-    output.say_at_once(answer.text)
-    job.complete(*(output.close() or made))
+    files = [part for artifact in files_of(answer) for part in artifact.parts]
+    for part in files:
+        output.write_content(part)
+    output.write_whole_text(answer.text)
+    job.complete(*(output.close() or files))
 
 
 class ModelProvider(Protocol):
@@ -172,13 +172,13 @@ class IndexAgent:
     def __init__(self, models: ModelProvider, directory: AgentDirectory) -> None:
         self._models = models
         model = models.model(INDEX_DEFINITION)
-        self._master: RunnableAgent = model or RouterAgent(directory)
+        self._body: RunnableAgent = model or RouterAgent(directory)
         self.repeatable = model is None
         """Whether the daemon may repeat an interrupted turn by itself: routing yes, a model's work no."""
 
     async def run(self, job: Job) -> None:
         inline = inline_of(job.task)
         if inline is None:
-            await self._master.run(job)
+            await self._body.run(job)
         else:
             await (self._models.model(inline, remembers=False) or UnavailableAgent()).run(job)

@@ -105,7 +105,7 @@ class SdkEventQueue(EventQueue):
         match event:
             case pb.TaskArtifactUpdateEvent():
                 self._go_on()
-                job.say(_artifact(event.artifact, append=event.append, last_chunk=event.last_chunk))
+                job.add_update(_artifact(event.artifact, append=event.append, last_chunk=event.last_chunk))
                 self._has_output = True
             case pb.TaskStatusUpdateEvent():
                 self._status(event.status, event.metadata)
@@ -130,7 +130,7 @@ class SdkEventQueue(EventQueue):
             self._job.fail("the agent answered with another task's id")
             return
         for artifact in task.artifacts:
-            self._job.say(_artifact(artifact))
+            self._job.add_update(_artifact(artifact))
             self._has_output = True
         if task.status.state != pb.TASK_STATE_SUBMITTED:
             self._status(task.status, task.metadata)
@@ -148,7 +148,7 @@ class SdkEventQueue(EventQueue):
             case pb.TASK_STATE_REJECTED:
                 job.reject(words or "the agent rejected this", *contents)
             case pb.TASK_STATE_CANCELED:
-                job.give_up(words or "the agent canceled this", *contents)
+                job.end_canceled(words or "the agent canceled this", *contents)
             case pb.TASK_STATE_INPUT_REQUIRED | pb.TASK_STATE_AUTH_REQUIRED as state:
                 self._go_on()
                 message_id = status.message.message_id or None
@@ -157,10 +157,10 @@ class SdkEventQueue(EventQueue):
                 )
                 if state == pb.TASK_STATE_AUTH_REQUIRED:
                     # The executor may wait for the answer inside `execute`, so its sender must see the question now.
-                    job.say(StatusUpdate(words, parts=contents))
+                    job.add_update(StatusUpdate(words, parts=contents))
             case pb.TASK_STATE_WORKING:
                 self._go_on()
-                job.say(StatusUpdate(words, parts=contents, message_id=status.message.message_id or None))
+                job.add_update(StatusUpdate(words, parts=contents, message_id=status.message.message_id or None))
                 self._has_output = True
             case _:
                 pass
@@ -168,7 +168,7 @@ class SdkEventQueue(EventQueue):
     def _go_on(self) -> None:
         """Reports an earlier question as progress: the executor asked, and then went on."""
         if self._interruption is not None and self._interruption.state == Interruption.INPUT_REQUIRED.value:
-            self._job.say(StatusUpdate(self._interruption.text, parts=self._interruption.parts))
+            self._job.add_update(StatusUpdate(self._interruption.text, parts=self._interruption.parts))
         self._interruption = None
 
 

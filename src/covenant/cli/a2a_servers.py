@@ -350,7 +350,7 @@ def _advice(code: str, target: str, options: Options) -> str:
         return ""
     if "://" in target:
         return "; name its token with --token-file FILE or --token-env NAME"
-    missing = find_entry(target, folder).missing(environment())
+    missing = find_entry(target, folder).missing_variable(environment())
     if missing is not None:
         return f"; the entry {target!r} has its token in the variable {missing}, which is not set"
     return f"; the entry {target!r} needs an auth with a token or token_env"

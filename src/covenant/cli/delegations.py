@@ -229,7 +229,7 @@ def _peer_in_ledger(home: Path, data: bytes) -> dict[str, Any]:
         return {}
     if ours["role"] != "requester":
         return {}
-    return {"provider": peer["id"], "formerly": peer["formerIds"]}
+    return {"provider": peer["id"], "former_ids": peer["formerIds"]}
 
 
 def _wait_for_outcome(call: Invocation, delegation_id: str) -> Answer:

@@ -174,8 +174,8 @@ def _private_places(url_or_name: str, entry: RemoteEntry, options: Options) -> S
     A typed address allows every port of its host, since the card may name another port, as for gRPC.
     """
     if options.typed_by_user:
-        return entry.place, entry.place.rpartition(":")[0]
-    return (entry.place,) if "://" not in url_or_name else ()
+        return entry.host_and_port, entry.host_and_port.rpartition(":")[0]
+    return (entry.host_and_port,) if "://" not in url_or_name else ()
 
 
 def _credentials(entry: RemoteEntry, options: Options) -> Credentials:

@@ -160,7 +160,7 @@ def make_server(
         http_bounds(settings),
         now_ms=now_ms,
         refusal_form=refusal_form,
-        always=ALIVE_PATHS,
+        exempt_paths=ALIVE_PATHS,
         proxies=settings.trusted_proxies,
         tls=tls,
         new_exchange=new_exchange,

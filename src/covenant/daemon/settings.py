@@ -57,8 +57,10 @@ AutoSwitch = Literal["auto", "on", "off"]
 class HttpSettings:
     """HTTP: its address, its limits, and the hosts and clients that it serves."""
 
-    bind_addr: str = setting("127.0.0.1", address, "Address that HTTP listens on.", also="BIND_HOST")
-    port: int = setting(8421, whole(0, 65_535), "Port that HTTP listens on; 0 lets the system choose one.", also="PORT")
+    bind_addr: str = setting("127.0.0.1", address, "Address that HTTP listens on.", alias="BIND_HOST")
+    port: int = setting(
+        8421, whole(0, 65_535), "Port that HTTP listens on; 0 lets the system choose one.", alias="PORT"
+    )
     body_bytes_max: int = setting(8 * MIB, whole(1024, 1024 * MIB), "Largest request body (413 above it).")
     connections_max: int = setting(
         4_096,
@@ -98,7 +100,7 @@ class HttpSettings:
         base_url,
         "The URL under which callers reach this daemon, for cards; empty: http:// (https:// with TLS) and the "
         "request's Host.",
-        also="COVENANT_PUBLIC_BASE_URL",
+        alias="COVENANT_PUBLIC_BASE_URL",
         flag="--public-base-url",
     )
     tls_cert: str = setting(

@@ -80,8 +80,8 @@ class SettingEntry(NamedTuple):
 
     @property
     def variables(self) -> tuple[str, ...]:
-        also = self.setting.also
-        return (self.variable, also) if also is not None else (self.variable,)
+        alias = self.setting.alias
+        return (self.variable, alias) if alias is not None else (self.variable,)
 
     @property
     def flag(self) -> str:

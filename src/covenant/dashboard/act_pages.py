@@ -24,19 +24,19 @@ from covenant.doors.operator_api.operation import ApiContext, Services
 from covenant.model.errors import Invalid, NotFound, Refusal, Unauthenticated
 
 FORM_BYTES_MAX: Final = 256 * 1024
-PLAIN: Final = "plain"
+NO_SCRIPT_FIELD: Final = "plain"
 """A form field that only a browser without scripts sends."""
-GRANT: Final = "offered"
+GRANT_BUTTON: Final = "offered"
 """The name of the button that gives the missing grant and changes nothing else."""
 INDEX: Final = f"{HOME}act"
 MISSING: Final = "capability_missing"
 
-Given = Mapping[str, str]
-"""The fields of a form, or of the link that leads to it."""
+FormFields = Mapping[str, str]
+"""The fields of a form, or of a link to it."""
 
 
 class ActDone(NamedTuple):
-    """The outcome of an act: the path `to` of the next page and the confirmation `message`, or a page shown once."""
+    """The outcome of an act: the path `to` of the next page and the confirmation `message`; or `page`, shown once."""
 
     to: str = ""
     message: str = ""
@@ -59,20 +59,20 @@ class ActContext(NamedTuple):
 
     session: UiSession
     services: Services
-    given: Given
+    values: FormFields
     refused: Refusal | None = None
     """The refusal that is the reason for showing the form again."""
 
     async def run(self, kind: str, **fields: Any) -> Any:
         """Runs an operation for the session and returns its answer. Fields that are None are left out."""
-        given = {name: value for name, value in fields.items() if value is not None}
-        return await run_for(self.session, kind, self.services, given)
+        request = {name: value for name, value in fields.items() if value is not None}
+        return await run_for(self.session, kind, self.services, request)
 
     def text(self, name: str) -> str:
-        return self.given.get(name, "").strip()
+        return self.values.get(name, "").strip()
 
     def next(self, otherwise: str = HOME) -> str:
-        wanted = self.given.get("next", "")
+        wanted = self.values.get("next", "")
         return next_path(wanted) if wanted else otherwise
 
 
@@ -104,7 +104,7 @@ class ActPages(PageEndpoint):
         self._acts = acts
 
     async def _get(self, scope: Scope, send: Send) -> None:
-        act, given = self._act(scope), query_of(scope)
+        act, values = self._act(scope), query_of(scope)
         try:
             session = self._session(scope)
         except Unauthenticated:
@@ -112,7 +112,7 @@ class ActPages(PageEndpoint):
             path = scope["path"] + (f"?{query.decode('latin-1')}" if query else "")
             await redirect(send, login_link(path))
             return
-        context = ActContext(session, self._api.services, given)
+        context = ActContext(session, self._api.services, values)
         if act is None:
             await reply_page(send, 200, await self._index(context))
             return
@@ -124,10 +124,10 @@ class ActPages(PageEndpoint):
         if act is None:
             raise Invalid("invalid_form", "this address takes no form; choose a form at /ui/act")
         _check_role(act, session)
-        given = await read_form(scope, receive, FORM_BYTES_MAX)
-        context = ActContext(session, self._api.services, given)
+        values = await read_form(scope, receive, FORM_BYTES_MAX)
+        context = ActContext(session, self._api.services, values)
         try:
-            if GRANT in given:
+            if GRANT_BUTTON in values:
                 await reply_page(send, 200, await _grant(act, context))
                 return
             done = await act.act(context)
@@ -138,7 +138,7 @@ class ActPages(PageEndpoint):
             return
         if done.page is not None:
             await reply_page(send, 200, done.page._replace(who=session.name))
-        elif PLAIN in given and not done.to.startswith(INDEX):
+        elif NO_SCRIPT_FIELD in values and not done.to.startswith(INDEX):
             await reply_page(send, 200, _confirmation(act, done, session))
         else:
             await redirect(send, done.to)
@@ -153,7 +153,7 @@ class ActPages(PageEndpoint):
     async def _index(self, context: ActContext) -> FormPage:
         role = context.session.role
         needs = await _list_needs(context) if allowed(role, "show_attention") else EMPTY
-        forms = [_lead_to(verb, act) for verb, act in self._acts.items() if allowed(role, act.kind)]
+        forms = [_form_link(verb, act) for verb, act in self._acts.items() if allowed(role, act.kind)]
         lead = (
             "Each form says what will happen before it does anything."
             if forms
@@ -168,7 +168,7 @@ def _check_role(act: Act, session: UiSession) -> None:
         raise role_forbidden(session.role, act.kind)
 
 
-def _lead_to(verb: str, act: Act) -> Markup:
+def _form_link(verb: str, act: Act) -> Markup:
     opens = tag("div", tag("button", "Open", type="submit"), class_="buttons")
     return tag("form", tag("h2", act.title), act.asks, opens, method="get", action=f"{INDEX}/{verb}", class_="act")
 
@@ -176,12 +176,12 @@ def _lead_to(verb: str, act: Act) -> Markup:
 async def _list_needs(context: ActContext) -> Markup:
     found: Attention = await context.run("show_attention")
     acts = context.session.role is Role.OPERATOR
-    rows = [(_fix(item, acts=acts), item.title, item.detail) for item in found.items]
+    rows = [(_fix_of(item, acts=acts), item.title, item.detail) for item in found.items]
     shown = table(("Act", "What needs you", "Why"), rows) if rows else tag("p", "Nothing needs you.", class_="done")
     return tag("section", shown, class_="card")
 
 
-def _fix(item: Need, *, acts: bool) -> Markup:
+def _fix_of(item: Need, *, acts: bool) -> Markup:
     """The fix for an item: a link for a role that may act, otherwise the command to run."""
     return tag("a", item.act["verb"], href=item.act["href"]) if acts and item.act else tag("code", item.command or "")
 
@@ -198,8 +198,8 @@ async def _page(act: Act, context: ActContext, done: str = "") -> FormPage:
     offers = refusal is not None and refusal.code == MISSING
     body = tag(
         "form",
-        hidden({**form.kept, "next": context.given.get("next", "")}),
-        tag("noscript", hidden({PLAIN: "yes"})),
+        hidden({**form.kept, "next": context.values.get("next", "")}),
+        tag("noscript", hidden({NO_SCRIPT_FIELD: "yes"})),
         form.fields,
         tag("p", f"You act as {context.session.name}. The audit records it.", class_="who"),
         buttons(form.button, back=form.back, danger=form.danger),
@@ -223,8 +223,10 @@ def _offer_grant(act: Act, context: ActContext) -> Markup:
     action = act.missing_action(context)
     if action is None or not allowed(context.session.role, "grant_capability"):
         return EMPTY
-    words = f"Grant {action} to {context.session.name}"
-    return tag("p", tag("button", words, type="submit", name=GRANT, value="yes", formnovalidate=True), class_="offer")
+    label = f"Grant {action} to {context.session.name}"
+    return tag(
+        "p", tag("button", label, type="submit", name=GRANT_BUTTON, value="yes", formnovalidate=True), class_="offer"
+    )
 
 
 async def _grant(act: Act, context: ActContext) -> FormPage:

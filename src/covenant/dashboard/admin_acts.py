@@ -29,7 +29,7 @@ DELEGATION_ACTS: Final = {
 
 
 def group_by_four(key: str) -> str:
-    """A key in groups of four characters, to be read aloud: as the page Peers has it."""
+    """A key in groups of four characters, to be read aloud. The page Peers groups it in the same way."""
     return " ".join(key[at : at + 4] for at in range(0, len(key), 4))
 
 
@@ -72,31 +72,31 @@ class RevokeAct(Act):
     kind = "revoke_identity"
 
     async def form(self, context: ActContext) -> ActForm:
-        what, given = _revoked(context)
+        what, value = _thing_to_revoke(context)
         lead = {
             "identity": "The identity's token, connections and sessions end at once. Its tasks stay.",
             "grant": "The holder of the grant may not do this any more. Work that has begun goes on.",
             "peer": "Every token that was given to the peer ends. The tasks that it delegated to us go on.",
         }[what]
-        shown = facts([(what.capitalize(), tag("code", given))])
-        return ActForm(lead, shown, "Revoke", {what: given}, context.next("/ui/audit"), danger=True)
+        shown = facts([(what.capitalize(), tag("code", value))])
+        return ActForm(lead, shown, "Revoke", {what: value}, context.next("/ui/audit"), danger=True)
 
     async def act(self, context: ActContext) -> ActDone:
-        what, given = _revoked(context)
+        what, value = _thing_to_revoke(context)
         if what == "identity":
-            await context.run("revoke_identity", identity=given)
+            await context.run("revoke_identity", identity=value)
         elif what == "grant":
-            await context.run("revoke_capability", signature_b58=given)
+            await context.run("revoke_capability", signature_b58=value)
         else:
-            await context.run("revoke_peer_tokens", peerId=given)
-        message = f"The tokens of peer {given} are revoked." if what == "peer" else f"The {what} {given} is revoked."
+            await context.run("revoke_peer_tokens", peerId=value)
+        message = f"The tokens of peer {value} are revoked." if what == "peer" else f"The {what} {value} is revoked."
         return ActDone(context.next("/ui/audit"), message)
 
 
-def _revoked(context: ActContext) -> tuple[str, str]:
+def _thing_to_revoke(context: ActContext) -> tuple[str, str]:
     for what in ("identity", "grant", "peer"):
-        if given := context.text(what):
-            return what, given
+        if value := context.text(what):
+            return what, value
     raise Invalid("invalid_form", "name one thing to revoke: an identity, a grant or a peer")
 
 
@@ -120,13 +120,13 @@ class GrantAct(Act):
         return ActDone(context.next(), f"{to} now has the grant {action}.")
 
 
-def _what_to_do(acts: Mapping[str, tuple[str, str, str]]) -> Markup:
+def _choice_of_acts(acts: Mapping[str, tuple[str, str, str]]) -> Markup:
     return select("What to do", "do", [(do, words) for do, (words, _, _) in acts.items()])
 
 
 class TenantAct(Act):
     title = "Change a tenant"
-    asks = joined((field("Tenant", "name", required=True), _what_to_do(TENANT_ACTS)))
+    asks = joined((field("Tenant", "name", required=True), _choice_of_acts(TENANT_ACTS)))
     kind = "change_tenant"
 
     async def form(self, context: ActContext) -> ActForm:
@@ -155,7 +155,7 @@ def _tenant_act(context: ActContext) -> str:
 
 class DelegationAct(Act):
     title = "Change a delegation"
-    asks = joined((field("Delegation", "id", required=True), _what_to_do(DELEGATION_ACTS)))
+    asks = joined((field("Delegation", "id", required=True), _choice_of_acts(DELEGATION_ACTS)))
     kind = "cancel_delegation"
 
     async def form(self, context: ActContext) -> ActForm:
@@ -177,11 +177,11 @@ class DelegationAct(Act):
         return ActForm(lead, fields, button, kept, f"/ui/task/{quote(shown.id)}", danger=do != "offer_again")
 
     async def act(self, context: ActContext) -> ActDone:
-        do, given = _delegation_act(context), context.text("id")
+        do, value = _delegation_act(context), context.text("id")
         kind = {"offer_again": "offer_again", "force_error": "force_delegation", "cancel": "cancel_delegation"}[do]
         reason = None if do == "offer_again" else context.text("reason")
-        await context.run(kind, delegationId=given, reason=reason)
-        return ActDone(context.next("/ui/peers"), f"{DELEGATION_ACTS[do][0]}: done for {given}.")
+        await context.run(kind, delegationId=value, reason=reason)
+        return ActDone(context.next("/ui/peers"), f"{DELEGATION_ACTS[do][0]}: done for {value}.")
 
 
 def _delegation_act(context: ActContext) -> str:

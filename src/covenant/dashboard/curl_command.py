@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from covenant.dashboard.form_page import TURNS
+from covenant.dashboard.form_page import DIRECTION_MARKS
 from covenant.dashboard.page_endpoint import query_of
 from covenant.dashboard.session_operations import SESSION, run_for
 from covenant.doors.http.endpoint import Endpoint
@@ -59,7 +59,7 @@ def curl_command(task: Task, url: str) -> str:
     if body is not None:
         headers = ["Content-Type: application/json", *headers]
         lines.append(" ".join(f"-H {shlex.quote(header)}" for header in headers))
-        sent = TURNS.sub(lambda turn: f"\\u{ord(turn[0]):04x}", msgspec.json.encode(body).decode())
+        sent = DIRECTION_MARKS.sub(lambda mark: f"\\u{ord(mark[0]):04x}", msgspec.json.encode(body).decode())
         lines.append(f"-d {shlex.quote(sent)}")
     return " \\\n  ".join(lines)
 

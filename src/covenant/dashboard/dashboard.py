@@ -79,7 +79,7 @@ class Dashboard:
         self.sessions: Final = sessions
         self._files = StaticFiles()
         self.sampler: Final = RateSampler(api.services, operator)
-        more: dict[str, ASGIApp] = {
+        gets: dict[str, ASGIApp] = {
             "/session": SessionInfo(api, sessions, base_url, node),
             "/rates": RatesEndpoint(api, self.sampler),
             "/audit/export": AuditExport(api, sessions),
@@ -87,7 +87,7 @@ class Dashboard:
             "/timeline": TimelineEndpoint(api),
             "/curl": CurlEndpoint(api, base_url),
         }
-        self._operations = operation_router(api, body_bytes_max=body_bytes_max, more=more)
+        self._operations = operation_router(api, body_bytes_max=body_bytes_max, gets=gets)
         self.feed: Final = FeedEndpoint(api, sessions, base_url, node=node, followers_max=feeds_max)
         self._pages: dict[str, ASGIApp] = {
             "login": LoginPage("ui_login", api, sessions, base_url),
@@ -138,8 +138,8 @@ class Dashboard:
         files = self._files
         if first in TASK_PAGES and not rest.strip("/"):
             who = session_name(scope, self.sessions, self._base_url)
-            choose = tag("p", tag("a", "Choose a task", href="/ui/tasks", class_="button"))
-            await reply_page(send, 404, FormPage("Which task?", "This address names no task.", choose, who=who))
+            link = tag("p", tag("a", "Choose a task", href="/ui/tasks", class_="button"))
+            await reply_page(send, 404, FormPage("Which task?", "This address names no task.", link, who=who))
             return
         found = files.assets.get(rest) if first == "static" else files.pages.get(first or FIRST_PAGE)
         if found is None:

@@ -9,7 +9,7 @@ reads everything again.
 A round names the tasks that changed last, at most `LATEST_MAX`, and counts the others. Readers share the look-ups and
 the written frames, so a round's cost does not grow with the number of readers, and hardly with the number of changes.
 While a tenant reads, and for `LINGER_S` afterwards, the others are counted for each tenant: the tenant of a task is
-looked up once, unless the task was sent meanwhile.
+looked up once, together with those of the round's other tasks, or not at all if the change itself names it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class FeedRound(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The task that changed last comes first."""
     more: int = 0
     """How many more tasks changed."""
-    more_of: Mapping[str | None, int] = {}
+    more_by_tenant: Mapping[str | None, int] = {}
     """How many of those each tenant has; empty if no tenant read."""
     peers: frozenset[str] = frozenset()
     pushes: frozenset[TaskId] = frozenset()
@@ -127,44 +127,41 @@ class FeedCollector:
         self._stale = True
         """Whether something may have changed since the last count."""
         self._followers = 0
-        self._of_session: dict[str, int] = {}
+        self._followers_of_session: dict[str, int] = {}
         self.epoch = 0
-        """Grows by one when counting for each tenant begins: what came before was not counted so."""
-        self._tenants = 0
-        """The followers that are tenants."""
-        self._since_tenants_s = LINGER_S
+        """Grows by one when counting for each tenant begins. Rounds before that have no counts for tenants."""
+        self._tenant_followers = 0
+        """How many of the followers are tenants."""
+        self._without_tenants_s = LINGER_S
         self._owners: dict[TaskId, str | None] = {}
         self._changed = asyncio.Event()
-        self._wanted = asyncio.Event()
+        self._followed = asyncio.Event()
 
     @contextmanager
     def following(self, session: UiSession) -> Iterator[None]:
         key = session.secret_sha256
-        if self._followers >= self._followers_max or self._of_session.get(key, 0) >= PER_SESSION_MAX:
+        if self._followers >= self._followers_max or self._followers_of_session.get(key, 0) >= PER_SESSION_MAX:
             raise OverLimit("too_many_feeds", "too many pages follow the feed; close some", retry_after_ms=5_000)
         self._followers += 1
-        self._of_session[key] = self._of_session.get(key, 0) + 1
-        if not self._wanted.is_set():
-            self._ledger.changes.begin()
-            self.ring.clear(self._ledger.changes.position)
-            self._stale = True
-            self._wanted.set()
+        self._followers_of_session[key] = self._followers_of_session.get(key, 0) + 1
+        if not self._followed.is_set():
+            self._begin()
         tenant = session.role is Role.TENANT
         self.epoch += tenant and not self._counts_tenants
-        self._tenants += tenant
+        self._tenant_followers += tenant
         try:
             yield
         finally:
             self._followers -= 1
-            self._tenants -= tenant
-            self._since_tenants_s = 0.0 if tenant else self._since_tenants_s
-            self._of_session[key] -= 1
-            if not self._of_session[key]:
-                del self._of_session[key]
+            self._tenant_followers -= tenant
+            self._without_tenants_s = 0.0 if tenant else self._without_tenants_s
+            self._followers_of_session[key] -= 1
+            if not self._followers_of_session[key]:
+                del self._followers_of_session[key]
 
     @property
     def _counts_tenants(self) -> bool:
-        return bool(self._tenants) or self._since_tenants_s < LINGER_S
+        return bool(self._tenant_followers) or self._without_tenants_s < LINGER_S
 
     async def wait_for_change(self, position: int, counted: int, timeout_s: float) -> bool:
         """Waits for a change after `position`, or for new counts; False after `timeout_s` without either."""
@@ -176,28 +173,38 @@ class FeedCollector:
                 return False
         return True
 
+    def _begin(self) -> None:
+        self._ledger.changes.begin()
+        self.ring.clear(self._ledger.changes.position)
+        self._stale = True
+        self._followed.set()
+
     async def run(self) -> None:
+        """Runs until canceled. After a failure, as while a database is away, it is run again for those who read."""
+        if self._followers and not self._followed.is_set():
+            self._begin()
+            self._wake()
         while True:
-            await self._wanted.wait()
+            await self._followed.wait()
             await self._run_rounds()
 
     async def _run_rounds(self) -> None:
-        rounds, left_s = 0, 0.0
+        rounds, idle_s = 0, 0.0
         try:
-            while left_s < LINGER_S:
+            while idle_s < LINGER_S:
                 await asyncio.sleep(ROUND_S)
-                left_s = 0.0 if self._followers else left_s + ROUND_S
-                self._since_tenants_s += ROUND_S
+                idle_s = 0.0 if self._followers else idle_s + ROUND_S
+                self._without_tenants_s += ROUND_S
                 if not self._counts_tenants:
                     self._owners.clear()
                 rounds += 1
-                await self.look(counting=rounds % ROUNDS_PER_COUNT == 0)
+                await self.run_round(counting=rounds % ROUNDS_PER_COUNT == 0)
         finally:
-            self._wanted.clear()
-            self._since_tenants_s = LINGER_S
+            self._followed.clear()
+            self._without_tenants_s = LINGER_S
             self._ledger.changes.end()
 
-    async def look(self, *, counting: bool) -> None:
+    async def run_round(self, *, counting: bool) -> None:
         """Runs one round: puts the changes into the ring and wakes the readers."""
         changes = self._ledger.changes.take()
         self._stale = self._stale or bool(changes)
@@ -215,21 +222,21 @@ class FeedCollector:
         woken.set()
 
     async def _round(self, changes: Changes) -> FeedRound:
-        found = [await self._row(task_id, change) for task_id, change in changes.latest.items()]
+        found = [await self._feed_row(task_id, change) for task_id, change in changes.latest.items()]
         rows = tuple(row for row in found if row is not None)
-        more_of = await self._count_owners(changes.others) if self._counts_tenants else {}
+        more_by_tenant = await self._count_owners(changes.others) if self._counts_tenants else {}
         return FeedRound(
             position=changes.position,
             tasks=rows,
             more=len(changes.others) + len(found) - len(rows),
-            more_of=more_of,
+            more_by_tenant=more_by_tenant,
             peers=changes.peers,
             pushes=changes.pushes,
             audited=changes.audited,
             nodes=changes.nodes,
         )
 
-    async def _row(self, task_id: TaskId, change: TaskChange) -> FeedRow | None:
+    async def _feed_row(self, task_id: TaskId, change: TaskChange) -> FeedRow | None:
         agent, tenant, state = change.agent, change.tenant, change.state
         if agent is None:
             parties = await self._ledger.parties(task_id)
@@ -242,16 +249,14 @@ class FeedCollector:
         return FeedRow(task_id, state.wire_name if state is not None else "resolved", agent, tenant, change.at_ms)
 
     async def _count_owners(self, others: Mapping[TaskId, TaskChange]) -> Counter[str | None]:
-        found: Counter[str | None] = Counter()
-        for task_id, change in others.items():
-            if change.agent is not None:
-                self._owners[task_id] = change.tenant
-            elif task_id not in self._owners:
-                parties = await self._ledger.parties(task_id)
-                self._owners[task_id] = parties.tenant if parties is not None else None
-            found[self._owners[task_id]] += 1
-        for task_id in list(self._owners)[: max(0, len(self._owners) - OWNERS_MAX)]:
-            del self._owners[task_id]
+        owners = self._owners
+        owners |= {task_id: change.tenant for task_id, change in others.items() if change.agent is not None}
+        unknown = [task_id for task_id in others if task_id not in owners]
+        tenants = await self._ledger.tenants_of(unknown)
+        owners |= {task_id: tenants.get(task_id) for task_id in unknown}
+        found = Counter(owners[task_id] for task_id in others)
+        for task_id in list(owners)[: max(0, len(owners) - OWNERS_MAX)]:
+            del owners[task_id]
         return found
 
     async def count(self) -> None:
@@ -289,7 +294,7 @@ class FeedEndpoint(Endpoint):
         self._base_url = base_url
         self._node = node
         self.collector: Final = FeedCollector(self._ledger, followers_max=followers_max)
-        self._written: tuple[tuple[int, int], bytes] = ((-1, -1), b"")
+        self._written_frames: tuple[tuple[int, int], bytes] = ((-1, -1), b"")
         """The frames last written for readers that see everything, with the positions that they span."""
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -348,21 +353,21 @@ class FeedEndpoint(Endpoint):
     def _frames_since(self, session: UiSession, position: int, rounds: Sequence[FeedRound]) -> bytes:
         """The frames for these rounds after a position, limited to what this session may see."""
         if session.role is Role.TENANT:
-            return write_own(rounds, session.tenant, self._place(session, rounds[0].position))
+            return write_tenant_frames(rounds, session.tenant, self._place(session, rounds[0].position))
         span = position, rounds[0].position
-        if self._written[0] != span:
-            self._written = span, write_all(rounds)
-        return self._written[1]
+        if self._written_frames[0] != span:
+            self._written_frames = span, write_all_frames(rounds)
+        return self._written_frames[1]
 
     def _place(self, session: UiSession, position: int) -> str:
         """The id of an event at this position."""
         if session.role is not Role.TENANT:
             return str(position)
-        # Two places differ even if they are the same position: a tenant must not see that others did nothing.
-        return self._cursors.seal(self._purpose(session), f"{position} {secrets.token_hex(8)}")
+        # With a nonce: equal places would tell a tenant that the other tenants did nothing in between.
+        return self._cursors.seal(self._sealing_purpose(session), f"{position} {secrets.token_hex(8)}")
 
-    def _purpose(self, session: UiSession) -> str:
-        """What a tenant's place is sealed for: a place before the counting began is none, whatever others did since."""
+    def _sealing_purpose(self, session: UiSession) -> str:
+        """The purpose that a tenant's place is sealed for. A place from before the counting began cannot be opened."""
         return f"feed {session.tenant} {self.collector.epoch}"
 
     def _last_seen(self, session: UiSession, scope: Scope) -> int | None:
@@ -371,23 +376,23 @@ class FeedEndpoint(Endpoint):
             (value.strip().decode("latin-1") for name, value in scope["headers"] if name == b"last-event-id"), None
         )
         if text is not None and session.role is Role.TENANT:
-            text = self._cursors.open(self._purpose(session), text).partition(" ")[0]
+            text = self._cursors.open(self._sealing_purpose(session), text).partition(" ")[0]
         if text is None:
             return None
         return int(text) if text.isascii() and text.isdigit() and len(text) <= LAST_SEEN_MAX else 0
 
 
-def write_own(rounds: Sequence[FeedRound], tenant: str | None, place: str) -> bytes:
-    """The frames for a tenant: a tenant must not learn that tasks of others changed."""
-    rows = _newest(row for each in rounds for row in each.tasks if row.tenant == tenant)
+def write_tenant_frames(rounds: Sequence[FeedRound], tenant: str | None, place: str) -> bytes:
+    """The frames for a tenant, which say nothing about the tasks of others."""
+    rows = _latest_states(row for each in rounds for row in each.tasks if row.tenant == tenant)
     named = rows[:LATEST_MAX]
-    more = sum(each.more_of.get(tenant, 0) for each in rounds) + len(rows) - len(named)
+    more = sum(each.more_by_tenant.get(tenant, 0) for each in rounds) + len(rows) - len(named)
     return _frame("tasks", place, {"tasks": named, "more": more}) if named or more else b""
 
 
-def write_all(rounds: Sequence[FeedRound]) -> bytes:
+def write_all_frames(rounds: Sequence[FeedRound]) -> bytes:
     position = str(rounds[0].position)
-    rows = _newest(row for each in rounds for row in each.tasks)
+    rows = _latest_states(row for each in rounds for row in each.tasks)
     named = rows[:LATEST_MAX]
     more = sum(each.more for each in rounds) + len(rows) - len(named)
     peers = sorted(set().union(*(each.peers for each in rounds)))
@@ -407,7 +412,7 @@ def write_all(rounds: Sequence[FeedRound]) -> bytes:
     return b"".join(frames)
 
 
-def _newest(rows: Iterable[FeedRow]) -> list[FeedRow]:
+def _latest_states(rows: Iterable[FeedRow]) -> list[FeedRow]:
     """Each task once, in its latest state."""
     found: dict[TaskId, FeedRow] = {}
     for row in rows:

@@ -39,7 +39,7 @@ class FileDownload(Endpoint):
         task_id, stored = parse_task_id(request.task_id), self._stored
         if stored is None:
             raise no_blob(request.sha256)
-        space = await stored.shown_to(task_id, None)
+        space = await stored.space_for(task_id, None)
         if session.role is Role.TENANT and space != space_of(session.tenant or ""):
             raise no_blob(request.sha256)
         size = await stored.size(space, request.sha256, task_id)

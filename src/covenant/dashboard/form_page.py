@@ -14,7 +14,7 @@ STYLE: Final = "/ui/static/app.css"
 ICON: Final = "/ui/static/icon.svg"
 SHOWN_MAX: Final = 20_000
 """The most characters of one text that a page shows; a longer text is cut. The value of a form field is never cut."""
-TURNS: Final = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+DIRECTION_MARKS: Final = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 """Characters that change the direction of writing."""
 _VOID: Final = frozenset({"input", "link", "meta", "br"})
 
@@ -29,24 +29,24 @@ EMPTY: Final = Markup("")
 
 
 def text(value: object) -> Markup:
-    """Escapes a value as text. `TURNS` are spelled out, since they can make one text look like another."""
+    """Escapes a value as text. `DIRECTION_MARKS` are spelled out, since they can make one text look like another."""
     if isinstance(value, Markup):
         return value
-    shown = TURNS.sub(lambda found: f"⟨U+{ord(found[0]):04X}⟩", str(value))
+    shown = DIRECTION_MARKS.sub(lambda found: f"⟨U+{ord(found[0]):04X}⟩", str(value))
     if len(shown) > SHOWN_MAX:
         shown = f"{shown[:SHOWN_MAX]}… ({len(shown) - SHOWN_MAX} more characters)"
-    return written(shown)
+    return escaped(shown)
 
 
-def written(value: object) -> Markup:
-    """Escapes a value without cutting it: the browser sends it back with the form."""
+def escaped(value: object) -> Markup:
+    """Escapes a value without cutting it, since the browser sends it back with the form."""
     return Markup(escape(str(value).encode("utf-8", "replace").decode(), quote=True))
 
 
 def tag(name: str, /, *inside: object, **attributes: object) -> Markup:
     """An element. An attribute that is None or False is left out, one that is True has no value; `class_` is class."""
     rendered = "".join(
-        f" {key.rstrip('_').replace('_', '-')}" + ("" if value is True else f'="{written(value)}"')
+        f" {key.rstrip('_').replace('_', '-')}" + ("" if value is True else f'="{escaped(value)}"')
         for key, value in attributes.items()
         if value is not None and value is not False
     )
@@ -65,7 +65,7 @@ def field(label: str, name: str, value: str = "", *, kind: str = "text", **attri
 
 def long_field(label: str, name: str, value: str = "", **attributes: object) -> Markup:
     # HTML drops a newline right after the opening tag.
-    return tag("label", label, tag("textarea", Markup("\n"), written(value), name=name, rows=3, **attributes))
+    return tag("label", label, tag("textarea", Markup("\n"), escaped(value), name=name, rows=3, **attributes))
 
 
 def hidden(fields: Mapping[str, str]) -> Markup:
@@ -100,10 +100,10 @@ def facts(rows: Iterable[tuple[str, object]]) -> Markup:
     return tag("dl", *(joined((tag("dt", name), tag("dd", value))) for name, value in found), class_="facts")
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> Markup:
+def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> Markup:
     """A table. On a narrow screen each row is a card whose cells show their column's name."""
-    head = tag("thead", tag("tr", *(tag("th", each, scope="col") for each in heads)))
-    cells = ([tag("td", each, data_label=name) for name, each in zip(heads, row, strict=True)] for row in rows)
+    head = tag("thead", tag("tr", *(tag("th", each, scope="col") for each in headings)))
+    cells = ([tag("td", each, data_label=name) for name, each in zip(headings, row, strict=True)] for row in rows)
     return tag("table", head, tag("tbody", *(tag("tr", *row) for row in cells)), class_="cards")
 
 
@@ -141,7 +141,7 @@ class FormPage(NamedTuple):
             tag("link", rel="stylesheet", href=STYLE),
             tag("script", type="module", src=f"/ui/static/{self.script}") if self.script else EMPTY,
         )
-        bar = tag("header", tag("a", "Covenant", href="/ui/", class_="brand"), self._leave(), class_="bar")
+        bar = tag("header", tag("a", "Covenant", href="/ui/", class_="brand"), self._session_links(), class_="bar")
         main = tag(
             "main",
             tag("h1", self.title),
@@ -153,7 +153,7 @@ class FormPage(NamedTuple):
         page = tag("html", tag("head", *head), tag("body", bar, main, class_=self.kind), lang="en", data_page="act")
         return f"<!doctype html>\n{page}\n".encode()
 
-    def _leave(self) -> Markup:
+    def _session_links(self) -> Markup:
         if not self.who:
             return EMPTY
         forms = tag("a", "All forms", href="/ui/act")

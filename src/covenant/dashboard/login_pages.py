@@ -22,7 +22,7 @@ from covenant.dashboard.page_endpoint import (
 )
 from covenant.dashboard.same_origin import write_cookie
 from covenant.dashboard.sessions import Role, UiSession
-from covenant.doors.http.bearer_auth import address
+from covenant.doors.http.bearer_auth import client_address
 from covenant.doors.http.responses import refusal_headers
 from covenant.model.errors import Refusal, Unauthenticated
 
@@ -30,7 +30,7 @@ LOGIN: Final = "/ui/login"
 TENANTS_HOME: Final = "/ui/tasks"
 """The first page of a tenant's session: a tenant may not see the page of things that need attention."""
 FORM_BYTES_MAX: Final = 4 * 1024
-LOOK: Final = "form login"
+BODY_CLASSES: Final = "form login"
 
 
 def login_link(to: str) -> str:
@@ -43,11 +43,11 @@ class EntryPage(PageEndpoint):
     async def _get(self, scope: Scope, send: Send) -> None:
         query = query_of(scope)
         ended = "Your session has ended. Log in again to go on where you were." if "ended" in query else ""
-        await reply_page(send, 200, self._page(next_path(query.get("next", "")), ended, led=self._is_led(scope)))
+        await reply_page(send, 200, self._page(next_path(query.get("next", "")), ended, linked=self._is_linked(scope)))
 
-    def _is_led(self, scope: Scope) -> bool:
-        """Whether somebody else may have made the link that leads here: another site's page leads here, or the browser
-        already has a session that logging in would replace."""
+    def _is_linked(self, scope: Scope) -> bool:
+        """Whether somebody else may have made the link to this page: another site's page has it, or the browser already
+        has a session, which logging in would replace."""
         headers: dict[bytes, bytes] = dict(scope["headers"])
         if headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin") or b"referer" in headers:
             return True
@@ -57,33 +57,33 @@ class EntryPage(PageEndpoint):
         given = await read_form(scope, receive, FORM_BYTES_MAX)
         to = next_path(given.get("next", ""))
         try:
-            session, secret = await self._open(given, address(scope))
+            session, secret = await self._open(given, client_address(scope))
         except Refusal as refusal:
             self._meter.refused(self._style.transport, refusal.code)
             await reply_page(send, refusal.status, self._page(to, refusal.message), refusal_headers(refusal))
             return
         # A browser has one session, and its secret is always the daemon's own choice: the previous session ends here.
-        self._leave(scope)
+        self._end_session(scope)
         if to == HOME and session.role is Role.TENANT:
             to = TENANTS_HOME
         await redirect(send, to, [write_cookie(scope, self._base_url, secret)])
 
-    def _leave(self, scope: Scope) -> None:
+    def _end_session(self, scope: Scope) -> None:
         with suppress(Unauthenticated):
             self._sessions.end(self._session(scope))
 
     @abstractmethod
-    async def _open(self, given: dict[str, str], where: str) -> tuple[UiSession, str]: ...
+    async def _open(self, given: dict[str, str], browser_address: str) -> tuple[UiSession, str]: ...
 
     @abstractmethod
-    def _page(self, to: str, refused: str = "", *, led: bool = False) -> FormPage: ...
+    def _page(self, to: str, refused: str = "", *, linked: bool = False) -> FormPage: ...
 
 
 class LoginPage(EntryPage):
-    async def _open(self, given: dict[str, str], where: str) -> tuple[UiSession, str]:
-        return await self._sessions.login(given.get("token", "").strip(), where)
+    async def _open(self, given: dict[str, str], browser_address: str) -> tuple[UiSession, str]:
+        return await self._sessions.login(given.get("token", "").strip(), browser_address)
 
-    def _page(self, to: str, refused: str = "", *, led: bool = False) -> FormPage:  # noqa: ARG002  (of every page)
+    def _page(self, to: str, refused: str = "", *, linked: bool = False) -> FormPage:  # noqa: ARG002  (of every page)
         form = tag(
             "form",
             hidden({"next": to}),
@@ -97,16 +97,16 @@ class LoginPage(EntryPage):
         )
         hint = tag("p", "On the daemon's machine, ", tag("code", "covenant ui"), " logs you in.", class_="hint")
         lead = "Paste the operator's token, the token of an identity that may see the dashboard, or a tenant's token."
-        return FormPage("Log in", lead, joined((form, hint)), refused=refused, kind=LOOK)
+        return FormPage("Log in", lead, joined((form, hint)), refused=refused, kind=BODY_CLASSES)
 
 
 class CodePage(EntryPage):
     """The page's script takes the code from the address's fragment, which browsers never send, and submits the form."""
 
-    async def _open(self, given: dict[str, str], where: str) -> tuple[UiSession, str]:
-        return await self._sessions.trade(given.get("code", "").strip(), where)
+    async def _open(self, given: dict[str, str], browser_address: str) -> tuple[UiSession, str]:
+        return await self._sessions.trade(given.get("code", "").strip(), browser_address)
 
-    def _page(self, to: str, refused: str = "", *, led: bool = False) -> FormPage:
+    def _page(self, to: str, refused: str = "", *, linked: bool = False) -> FormPage:
         form = tag(
             "form",
             hidden({"next": to}),
@@ -116,18 +116,18 @@ class CodePage(EntryPage):
             action="/ui/code",
             name="code",
             class_="act",
-            data_ask="yes" if led else None,
+            data_ask="yes" if linked else None,
         )
         lead = "Enter the code that covenant ui printed. A code works once, within a minute."
-        if led:
+        if linked:
             lead += " Log in only if you asked for this code yourself: it may belong to somebody else."
-        return FormPage("Log in", lead, form, refused=refused, script="form.js", kind=LOOK)
+        return FormPage("Log in", lead, form, refused=refused, script="form.js", kind=BODY_CLASSES)
 
 
 class LogoutPage(PageEndpoint):
     async def _get(self, scope: Scope, send: Send) -> None:  # noqa: ARG002  (of every page)
         form = tag("form", tag("button", "Log out", type="submit", class_="primary"), method="post", class_="act")
-        await reply_page(send, 200, FormPage("Log out", "Your session ends at once.", form, kind=LOOK))
+        await reply_page(send, 200, FormPage("Log out", "Your session ends at once.", form, kind=BODY_CLASSES))
 
     async def _post(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  (of every page)
         with suppress(Unauthenticated):

@@ -18,10 +18,11 @@ from covenant.doors.http.request_body import read_body
 from covenant.doors.http.responses import (
     MAILBOX,
     NO_STORE,
-    Header,
     refusal_headers,
     reply_not_allowed,
+    send_answer,
 )
+from covenant.doors.http.server.http_exchange import Header
 from covenant.doors.operator_api.operation import ApiContext
 from covenant.model.errors import Invalid, Refusal, Unauthenticated
 
@@ -79,16 +80,13 @@ def session_name(scope: Scope, sessions: Sessions, base_url: BaseUrl) -> str:
 async def reply_page(send: Send, status: int, page: FormPage, headers: Sequence[Header] = ()) -> None:
     body = page.encode()
     length = (b"content-length", b"%d" % len(body))
-    # `reply` caches the heads of its answers, and a page's head may hold a cookie.
-    await send({"type": "http.response.start", "status": status, "headers": [_HTML, NO_STORE, length, *headers]})
-    await send({"type": "http.response.body", "body": body})
+    # Not by `reply`, which caches the heads of its answers: a page's head may hold a cookie.
+    await send_answer(send, status, [_HTML, NO_STORE, length, *headers], body)
 
 
 async def redirect(send: Send, to: str, headers: Sequence[Header] = ()) -> None:
     """Redirects to a path of the dashboard, by GET."""
-    start = [(b"location", to.encode()), NO_STORE, (b"content-length", b"0"), *headers]
-    await send({"type": "http.response.start", "status": 303, "headers": start})
-    await send({"type": "http.response.body", "body": b""})
+    await send_answer(send, 303, [(b"location", to.encode()), NO_STORE, (b"content-length", b"0"), *headers])
 
 
 def next_path(path: str) -> str:

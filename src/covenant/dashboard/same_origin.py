@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from starlette.types import Scope
 
 from covenant.doors.http.host_names import LOOPBACK, BaseUrl
-from covenant.doors.http.responses import Header
+from covenant.doors.http.server.http_exchange import Header
 from covenant.model.errors import Forbidden
 
 POLICY: Final = (

@@ -24,8 +24,8 @@ from covenant.doors.operator_api.operation import (
     ApiAnswer,
     ApiContext,
     Services,
+    expand_ids,
     has_short_id,
-    spell_ids,
 )
 from covenant.doors.operator_api.operation_table import OPERATIONS
 from covenant.exchange.access.principals import Principal
@@ -60,7 +60,7 @@ OWN_TASK_KINDS: Final = frozenset("show_a2a_task a2a_tree cancel_a2a_task answer
 """Operations for a tenant on a task of its own, named by `task_id`."""
 
 _BY_KIND: Final = {operation.kind: operation for operation in OPERATIONS}
-TAKEN_BY_GET: Final = frozenset(operation.kind for operation in OPERATIONS if operation.method == "GET") - OPERATOR_GETS
+TAKING_GETS: Final = frozenset(operation.kind for operation in OPERATIONS if operation.method == "GET") - OPERATOR_GETS
 TENANT_KINDS: Final = frozenset(operation.kind for operation in OPERATIONS if operation.for_tenants) - OWN_TASK_KINDS
 """Operations that a tenant may also run with its token: they check by themselves what belongs to the tenant."""
 
@@ -68,7 +68,7 @@ TENANT_KINDS: Final = frozenset(operation.kind for operation in OPERATIONS if op
 def allowed(role: Role, kind: str) -> bool:
     """Whether a role may run an operation of this kind at all."""
     if role is Role.OPERATOR:
-        return kind not in TAKEN_BY_GET
+        return kind not in TAKING_GETS
     return kind in (VIEWER_KINDS if role is Role.VIEWER else OWN_TASK_KINDS | TENANT_KINDS)
 
 
@@ -79,22 +79,22 @@ async def scoped(session: UiSession, operation: AnyApiOperation, request: R, ser
     if not allowed(session.role, operation.kind):
         raise role_forbidden(session.role, operation.kind)
     # An operation that the tables allow, on a task that is the session's own, may read as the operator.
-    seen_as = msgspec.structs.replace(session.principal, operator=True)
+    as_operator = msgspec.structs.replace(session.principal, operator=True)
     if has_short_id(request):
-        looks = session.principal if session.role is Role.TENANT else seen_as
-        request = await spell_ids(services, looks, request)
+        viewer = session.principal if session.role is Role.TENANT else as_operator
+        request = await expand_ids(services, viewer, request)
     if session.role is Role.OPERATOR or (session.role is Role.TENANT and operation.kind in TENANT_KINDS):
         return session.principal, request
     if session.role is Role.TENANT:
         await _check_own(session, request, services)
-    return seen_as, request
+    return as_operator, request
 
 
 async def _check_own(session: UiSession, request: Request, services: Services) -> None:
-    given = str(getattr(request, "task_id", ""))
-    parties = await services.ledger.parties(parse_task_id(given))
+    task_id = str(getattr(request, "task_id", ""))
+    parties = await services.ledger.parties(parse_task_id(task_id))
     if parties is None or parties.tenant != session.tenant:
-        raise unknown_task(given)
+        raise unknown_task(task_id)
 
 
 def role_forbidden(role: Role, what: str) -> Forbidden:
@@ -122,17 +122,17 @@ class SessionEndpoint(OperationEndpoint[R]):
         await reply(send, self._operation.status, self._encode(answer))
 
 
-def operation_router(api: ApiContext, *, body_bytes_max: int, more: Mapping[str, ASGIApp]) -> Router:
-    """Every operation at its HTTP path, and the endpoints `more`, which all answer GET."""
-    paths: dict[str, dict[str, ASGIApp]] = {path: {"GET": call} for path, call in more.items()}
+def operation_router(api: ApiContext, *, body_bytes_max: int, gets: Mapping[str, ASGIApp]) -> Router:
+    """Routes every operation at its HTTP path, and the further endpoints `gets`, which answer GET."""
+    paths: dict[str, dict[str, ASGIApp]] = {path: {"GET": call} for path, call in gets.items()}
     for operation in OPERATIONS:
         call = SessionEndpoint(operation, api, style=MAILBOX, body_bytes_max=body_bytes_max)
         paths.setdefault(operation.path, {})[operation.method] = call
-    routes = [Route(path, MethodRouter(calls, MAILBOX), name=path) for path, calls in _plain_first(paths.items())]
+    routes = [Route(path, MethodRouter(calls, MAILBOX), name=path) for path, calls in _parameters_last(paths.items())]
     return Router(routes, redirect_slashes=False, default=_not_found)
 
 
-def _plain_first(paths: Iterable[tuple[str, dict[str, ASGIApp]]]) -> list[tuple[str, dict[str, ASGIApp]]]:
+def _parameters_last(paths: Iterable[tuple[str, dict[str, ASGIApp]]]) -> list[tuple[str, dict[str, ASGIApp]]]:
     return sorted(paths, key=lambda each: "{" in each[0])
 
 

@@ -29,7 +29,7 @@ PER_CALLER_MAX: Final = 32
 class Role(enum.Enum):
     OPERATOR = "operator"
     VIEWER = "viewer"
-    """Sees what the operator sees, and changes nothing."""
+    """Sees everything that the operator sees, and changes nothing."""
     TENANT = "tenant"
     """Sees, cancels and answers the tenant's own tasks."""
 
@@ -87,7 +87,7 @@ class Sessions:
         self.limits: Final = limits
         self.open: dict[str, UiSession] = {}
         """Sessions by the hash of their secret."""
-        ledger.on_registers(lambda _: self._end_over())
+        ledger.on_registers(lambda _: self._end_expired())
 
     async def login(self, token: str, address: str) -> tuple[UiSession, str]:
         """Opens a session for the holder of this token; returns it with its secret. A refusal is audited first."""
@@ -96,7 +96,7 @@ class Sessions:
             return await self._open_for(principal, address)
         caller = self._tenancy.recognise(token)
         if caller is None:
-            raise await self._turned_away("unknown or revoked token", address)
+            raise await self._audit_refusal("unknown or revoked token", address)
         tenant = caller.tenant.name
         agent = self._catalogue.client(tenant)
         client = Principal(agent, operator=False, token_sha256=caller.token_sha256, tenant=tenant)
@@ -106,25 +106,25 @@ class Sessions:
         """Opens a session for the principal that asked for this login code."""
         principal = self._codes.trade(code)
         if principal is None:
-            raise await self._turned_away("unknown, used or expired login code", address)
+            raise await self._audit_refusal("unknown, used or expired login code", address)
         return await self._open_for(principal, address)
 
     async def _open_for(self, principal: Principal, address: str) -> tuple[UiSession, str]:
         try:
             require_view(self._ledger, principal)
         except Forbidden:
-            await self._turned_away(f"{principal.agent.display} has no grant for the dashboard", address)
+            await self._audit_refusal(f"{principal.agent.display} has no grant for the dashboard", address)
             raise
         return self._begin(Role.OPERATOR if principal.operator else Role.VIEWER, principal, None)
 
-    async def _turned_away(self, reason: str, address: str) -> Refusal:
+    async def _audit_refusal(self, reason: str, address: str) -> Refusal:
         return await self._identity_auth.audit_refused_caller(reason, transport=TRANSPORT, address=address)
 
     def _begin(self, role: Role, principal: Principal, caller: Caller | None) -> tuple[UiSession, str]:
         now_ms = self._now_ms()
-        own = [each for each in self.open.values() if each.principal.token_sha256 == principal.token_sha256]
-        if len(own) >= PER_CALLER_MAX:
-            self.end(min(own, key=_used_ms))
+        same_token = [each for each in self.open.values() if each.principal.token_sha256 == principal.token_sha256]
+        if len(same_token) >= PER_CALLER_MAX:
+            self.end(min(same_token, key=_used_ms))
         if len(self.open) >= self.limits.sessions_max:
             self.end(min(self.open.values(), key=_used_ms))
         secret = new_token()
@@ -144,7 +144,7 @@ class Sessions:
 
     def check(self, session: UiSession) -> None:
         """Refuses a session that has ended, without restarting its idle time."""
-        if session.ended or self._is_over(session):
+        if session.ended or self._has_expired(session):
             self.end(session)
             raise no_session()
 
@@ -160,17 +160,17 @@ class Sessions:
         now_ms, limits = self._now_ms(), self.limits
         return max(0, min(session.used_ms + limits.idle_ms, session.began_ms + limits.session_ms) - now_ms)
 
-    def _is_over(self, session: UiSession) -> bool:
+    def _has_expired(self, session: UiSession) -> bool:
         if self.expires_in_ms(session) == 0:
             return True
         if session.caller is not None:
             return self._tenancy.now(session.caller) is None
         principal = session.principal
-        return not self._identity_auth.still(principal) or not may_view(self._ledger, principal)
+        return not self._identity_auth.is_valid(principal) or not may_view(self._ledger, principal)
 
-    def _end_over(self) -> None:
+    def _end_expired(self) -> None:
         """Ends every session whose token or grant has ended, with its streams. Called when a register changes."""
-        for session in [each for each in self.open.values() if self._is_over(each)]:
+        for session in [each for each in self.open.values() if self._has_expired(each)]:
             self.end(session)
 
     def _now_ms(self) -> int:

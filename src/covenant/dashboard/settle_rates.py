@@ -39,7 +39,7 @@ class RateSampler:
         self._settled: deque[int] = deque(maxlen=MINUTES - 1)
         self._failed: deque[int] = deque(maxlen=MINUTES - 1)
         self._since_ms = services.ledger.now_ms()
-        self._before: tuple[int, int] | None = None
+        self._last_totals: tuple[int, int] | None = None
 
     async def run(self) -> None:
         while True:
@@ -49,15 +49,15 @@ class RateSampler:
     async def sample(self) -> None:
         """Closes the current minute."""
         ended, failed = await self._totals()
-        if self._before is not None:
+        if self._last_totals is not None:
             # Totals shrink when history is purged.
-            self._settled.append(max(0, ended - self._before[0]))
-            self._failed.append(max(0, failed - self._before[1]))
-        self._before = ended, failed
+            self._settled.append(max(0, ended - self._last_totals[0]))
+            self._failed.append(max(0, failed - self._last_totals[1]))
+        self._last_totals = ended, failed
 
     async def rates(self) -> Rates:
         ended, failed = await self._totals()
-        before = self._before or (ended, failed)
+        before = self._last_totals or (ended, failed)
         settled = (*self._settled, max(0, ended - before[0]))
         failures = (*self._failed, max(0, failed - before[1]))
         return Rates(since_ms=self._since_ms, settled=settled, failed=failures)

@@ -14,7 +14,8 @@ from typing import Final, NamedTuple
 
 from starlette.types import Scope, Send
 
-from covenant.doors.http.responses import Header, reply
+from covenant.doors.http.responses import names_etag, reply, send_answer
+from covenant.doors.http.server.http_exchange import Header
 
 FOLDER: Final = "static"
 PAGE: Final = "html"
@@ -38,12 +39,12 @@ class FileForm(NamedTuple):
     """One encoding of a file, as it is sent."""
 
     body: bytes
-    tag: bytes
+    etag: bytes
     headers: tuple[Header, ...]
 
 
 class StaticFile(NamedTuple):
-    kind: bytes
+    content_type: Header
     plain: FileForm
     compressed: FileForm | None
 
@@ -71,14 +72,15 @@ class StaticFiles:
 
 @cache
 def _file(body: bytes, ending: str) -> StaticFile:
-    tag, kind = hashlib.sha256(body).hexdigest()[:32].encode(), CONTENT_TYPES[ending]
-    plain = FileForm(body, b'"%b"' % tag, ((b"etag", b'"%b"' % tag),))
+    digest, content_type = hashlib.sha256(body).hexdigest()[:32].encode(), (b"content-type", CONTENT_TYPES[ending])
+    etag = b'"%b"' % digest
+    plain = FileForm(body, etag, ((b"etag", etag),))
     if ending not in COMPRESSED:
-        return StaticFile(kind, plain, None)
+        return StaticFile(content_type, plain, None)
     # The two encodings have two ETags, so that a cache between daemon and browser keeps them apart.
-    packed = b'"%b-gz"' % tag
-    small = FileForm(gzip.compress(body, mtime=0), packed, ((b"etag", packed), _VARY, _GZIP))
-    return StaticFile(kind, plain._replace(headers=(*plain.headers, _VARY)), small)
+    gzip_etag = b'"%b-gz"' % digest
+    compressed = FileForm(gzip.compress(body, mtime=0), gzip_etag, ((b"etag", gzip_etag), _VARY, _GZIP))
+    return StaticFile(content_type, plain._replace(headers=(*plain.headers, _VARY)), compressed)
 
 
 async def reply_file(scope: Scope, send: Send, file: StaticFile) -> None:
@@ -86,9 +88,10 @@ async def reply_file(scope: Scope, send: Send, file: StaticFile) -> None:
     form = file.plain
     if file.compressed is not None and _takes_gzip(headers.get(b"accept-encoding", b"")):
         form = file.compressed
-    tags = [tag.strip().removeprefix(b"W/") for tag in headers.get(b"if-none-match", b"").split(b",")]
-    status, body = (304, b"") if form.tag in tags else (200, form.body)
-    await reply(send, status, body, form.headers, kind=(b"content-type", file.kind), store=_REVALIDATED)
+    if names_etag(headers.get(b"if-none-match", b""), form.etag):
+        await send_answer(send, 304, [_REVALIDATED, *form.headers])
+    else:
+        await reply(send, 200, form.body, form.headers, content_type=file.content_type, cache_control=_REVALIDATED)
 
 
 def _takes_gzip(accepted: bytes) -> bool:

@@ -34,7 +34,7 @@ COMMANDS: Final = (
     ("requeue", "Requeue: the lease ends, and the task goes back into its queue"),
     ("force_error", "Force an error: the task ends as failed, with the message below"),
 )
-AT_ONCE: Final = 200
+BULK_TASKS_MAX: Final = 200
 """The most tasks of one bulk repair: the page has a row for each."""
 STATES: Final = {"queued": "queued", "in_flight": "leased", "following": "elsewhere"}
 """Labels of the states of live tasks. An ended task has A2A's state as its label."""
@@ -46,8 +46,8 @@ RISKS: Final = (
 TASK: Final = field("Task", "task", required=True, placeholder="its id, or how it begins")
 FILTERS: Final = tuple(each.name for each in msgspec.structs.fields(TaskFilter))
 BULK_COMMANDS: Final = (*COMMANDS, ("cancel", "Cancel: the tasks end as canceled"))
-DIGITS_MAX: Final = 15
-NUMBERS: Final = frozenset({"attempt_min", "since_ms", "until_ms", "moved_since_ms"})
+NUMBER_DIGITS_MAX: Final = 15
+NUMBER_FILTERS: Final = frozenset({"attempt_min", "since_ms", "until_ms", "moved_since_ms"})
 
 
 def task_page(task_id: str) -> str:
@@ -91,12 +91,12 @@ class RepairAct(Act):
     async def form(self, context: ActContext) -> ActForm:
         if isinstance(context.refused, Conflict):
             # The lease that the form showed is gone. The form now shows the current lease, which guards the next try.
-            context = context._replace(given={**context.given, "lease": ""})
-        seen, shown = await task_facts(context)
+            context = context._replace(values={**context.values, "lease": ""})
+        fact_list, shown = await task_facts(context)
         command = context.text("command")
         fields = joined(
             (
-                seen,
+                fact_list,
                 choices("What to do", "command", COMMANDS, command),
                 choices("If it is requeued", "risk", RISKS, context.text("risk"), required=False),
                 field("Message of the error, if one is forced", "message", context.text("message")),
@@ -146,9 +146,9 @@ class CancelAct(Act):
     asks = TASK
 
     async def form(self, context: ActContext) -> ActForm:
-        seen, shown = await task_facts(context)
+        fact_list, shown = await task_facts(context)
         reason = long_field("Reason (for the audit)", "reason", context.text("reason"), required=True, autofocus=True)
-        fields = joined((seen, reason))
+        fields = joined((fact_list, reason))
         lead = (
             f"The task has ended already: it is {shown.a2a_state}. A cancel changes nothing any more."
             if shown.state not in LIVE_NAMES
@@ -170,14 +170,14 @@ class AnswerAct(Act):
     kind = "answer_a2a_task"
 
     async def form(self, context: ActContext) -> ActForm:
-        seen, shown = await task_facts(context)
+        fact_list, shown = await task_facts(context)
         waits = shown.a2a_state in WAITS_FOR_SENDER
         parked = next((each for each in reversed(shown.updates) if waits and each.kind == "parked"), None)
         body: dict[str, Any] = (parked.body if parked is not None else None) or {}
-        question, decides = facts([("It asks", _text_of(body))]), asks_approval(body.get("metadata"))
+        question, decides = facts([("It asks", _question_text(body))]), asks_approval(body.get("metadata"))
         answer = long_field("Answer", "text", context.text("text"), required=not decides, autofocus=not decides)
         decision = choices("Your decision", "decision", DECISIONS, context.text("decision")) if decides else EMPTY
-        fields = joined((seen, question, decision, answer))
+        fields = joined((fact_list, question, decision, answer))
         lead = (
             f"The task does not wait for its sender: it is {shown.a2a_state}. An answer is refused until it waits."
             if not waits
@@ -190,19 +190,19 @@ class AnswerAct(Act):
         return ActForm(lead, fields, "Send the answer", kept, task_page(shown.task.id))
 
     async def act(self, context: ActContext) -> ActDone:
-        decided = {"yes": True, "no": False}.get(context.text("decision"))
+        approved = {"yes": True, "no": False}.get(context.text("decision"))
         answered = await context.run(
             "answer_a2a_task",
             task_id=context.text("task"),
             text=context.text("text"),
-            approved=decided,
+            approved=approved,
             question_id=context.text("question") or None,
         )
         message = f"Task {answered.task_id} has your answer, and is queued again."
         return ActDone(context.next(task_page(answered.task_id)), message)
 
 
-def _text_of(body: Any) -> str:
+def _question_text(body: Any) -> str:
     """The text of a status update, in the ledger's own form."""
     parts = body.get("parts") or ({"text": body.get("text")},)
     return "\n".join(part["text"] for part in parts if isinstance(part.get("text"), str))
@@ -247,8 +247,8 @@ class BulkAct(Act):
 
     async def act(self, context: ActContext) -> ActDone:
         check_chosen(context, BULK_COMMANDS)
-        chosen = {name: _filter(name, context.text(name)) for name in FILTERS if context.text(name)}
-        real = context.text("step") == "apply"
+        chosen = {name: _filter_value(name, context.text(name)) for name in FILTERS if context.text(name)}
+        applies = context.text("step") == "apply"
         report: RepairedTasks = await context.run(
             "repair_a2a_tasks",
             filter=chosen,
@@ -256,23 +256,23 @@ class BulkAct(Act):
             reason=context.text("reason"),
             duplicate_risk=context.text("risk") or None,
             message=context.text("message") or None,
-            dry_run=not real,
-            limit=AT_ONCE,
+            dry_run=not applies,
+            limit=BULK_TASKS_MAX,
         )
         rows = [(each.task_id, each.state, each.outcome, each.reason or "") for each in report.outcomes]
         shown = table(("Task", "State", "Outcome", "Why"), rows) if rows else EMPTY
-        would = sum(each.outcome == "would_apply" for each in report.outcomes)
-        button = f"Apply to {_tasks(would)}" if would else ""
-        if real:
+        would_change = sum(each.outcome == "would_apply" for each in report.outcomes)
+        button = f"Apply to {_tasks(would_change)}" if would_change else ""
+        if applies:
             done = f"{report.applied} of {report.matched} done."
             if report.more:
-                done, button = f"{done} More tasks match: {AT_ONCE} are done at once.", "Try the remaining tasks"
+                done, button = f"{done} More tasks match: {BULK_TASKS_MAX} are done at once.", "Try the remaining tasks"
         else:
             found: Found | None = (
                 await context.run("find_a2a_tasks", **chosen, count=True, limit=1) if report.more else None
             )
-            done = f"{_matched(report, found)}, and {would} would change. Nothing has changed yet."
-        form = _next_step(context, button, step="" if real else "apply")
+            done = f"{_matched(report, found)}, and {would_change} would change. Nothing has changed yet."
+        form = _next_step(context, button, step="" if applies else "apply")
         return ActDone(page=FormPage(self.title, body=joined((shown, form)), done=done))
 
     def missing_action(self, context: ActContext) -> str | None:
@@ -283,7 +283,7 @@ def _next_step(context: ActContext, button: str, *, step: str) -> Markup:
     """The form for the next step; without a button, a link back to the tasks."""
     if not button:
         return tag("p", tag("a", "Back to the tasks", href="/ui/tasks", class_="button"))
-    again = hidden({**context.given, "step": step})
+    again = hidden({**context.values, "step": step})
     return tag("form", again, buttons(button, back="/ui/tasks", danger=bool(step)), method="post", class_="act")
 
 
@@ -298,9 +298,9 @@ def _tasks(count: int) -> str:
     return f"{count} task{'' if count == 1 else 's'}"
 
 
-def _filter(name: str, given: str) -> str | int:
-    if name not in NUMBERS:
-        return given
-    if not given.isdecimal() or len(given) > DIGITS_MAX:
-        raise Invalid("invalid_filter", f"{name.replace('_', ' ')} must be a whole number, and not {given[:40]!r}")
-    return int(given)
+def _filter_value(name: str, text: str) -> str | int:
+    if name not in NUMBER_FILTERS:
+        return text
+    if not text.isdecimal() or len(text) > NUMBER_DIGITS_MAX:
+        raise Invalid("invalid_filter", f"{name.replace('_', ' ')} must be a whole number, and not {text[:40]!r}")
+    return int(text)

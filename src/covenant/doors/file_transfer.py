@@ -20,9 +20,9 @@ from starlette.types import Message, Receive, Scope, Send
 from covenant.doors.http.bearer_auth import TenantAuth, credential_of, principal_of
 from covenant.doors.http.endpoint import Endpoint, MethodRouter
 from covenant.doors.http.host_names import BaseUrl
-from covenant.doors.http.openapi import Described
-from covenant.doors.http.responses import PROBLEM, Header, reply
-from covenant.doors.http.server.http_exchange import HttpExchange
+from covenant.doors.http.openapi import DescribedRoute
+from covenant.doors.http.responses import PROBLEM, names_etag, reply, send_answer
+from covenant.doors.http.server.http_exchange import Header, HttpExchange
 from covenant.doors.http.server.http_refusals import timed_out
 from covenant.doors.metrics import Meter
 from covenant.doors.operator_api.operation import (
@@ -86,11 +86,11 @@ class FilesShown(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 class FilesQuery(msgspec.Struct, frozen=True, gc=False):
     after: str = ""
-    limit: Annotated[int, msgspec.Meta(ge=1, le=PAGE_MAX)] = 50
+    limit: Annotated[int, msgspec.Meta(ge=1, le=PAGE_MAX)] = LIMIT
 
 
 DESCRIBED: Final = (
-    Described(
+    DescribedRoute(
         "POST",
         FILES,
         "upload_file",
@@ -98,8 +98,8 @@ DESCRIBED: Final = (
         UploadedFile,
         status=201,
     ),
-    Described("GET", FILES, "list_files", "The files of the caller, by hash.", FilesShown, query=FilesQuery),
-    Described(
+    DescribedRoute("GET", FILES, "list_files", "The files of the caller, by hash.", FilesShown, query=FilesQuery),
+    DescribedRoute(
         "GET",
         FILE,
         "download_file",
@@ -122,9 +122,9 @@ class FileAccess(NamedTuple):
     async def account(self, scope: Scope) -> str:
         """The account whose files the caller stores and lists: its tenant's, or else its own."""
         credential = credential_of(scope)
-        return self._tenant(credential) or self.known(credential) or (await self.auth.enter(scope)).tenant.name
+        return self._tenant(credential) or self.account_of(credential) or (await self.auth.enter(scope)).tenant.name
 
-    def known(self, credential: bytes | None) -> str | None:
+    def account_of(self, credential: bytes | None) -> str | None:
         """The account of this credential, if it is valid now."""
         caller = self.auth.recognised(credential) if credential is not None else None
         if caller is not None:
@@ -142,7 +142,7 @@ class FileAccess(NamedTuple):
             return
         if principal is None or owner == UPLOAD:
             raise no_blob("")
-        if await self.files.shown_to(parse_task_id(owner), principal.viewer) != space:
+        if await self.files.space_for(parse_task_id(owner), principal.viewer) != space:
             raise no_blob("")
 
     def _tenant(self, credential: bytes | None) -> str | None:
@@ -184,7 +184,7 @@ class UploadEndpoint(Endpoint):
         await reply(send, 201, _encode(answer))
 
     async def _body(self, scope: Scope, receive: Receive, account: str) -> AsyncIterator[bytes]:
-        """The body, in pieces large enough for a write. A token that has ended meanwhile stores no file."""
+        """The body, in pieces large enough for a write. If the token has ended meanwhile, the upload is refused."""
         gathered, size, more = [], 0, True
         while more:
             message = await receive()
@@ -192,7 +192,7 @@ class UploadEndpoint(Endpoint):
                 raise CallerGoneError
             data: bytes = message.get("body", b"")
             more = message.get("more_body", False)
-            if not more and self._access.known(credential_of(scope)) != account:
+            if not more and self._access.account_of(credential_of(scope)) != account:
                 raise unauthenticated()
             gathered.append(data)
             size += len(data)
@@ -238,29 +238,28 @@ class DownloadEndpoint(Endpoint):
         if linked is not None and size != linked.size:
             raise no_blob(sha256)
         etag = f'"{sha256}"'.encode()
-        if _is_known(headers.get(b"if-none-match"), etag):
-            await _begin(send, 304, 0, etag)
-            await send({"type": "http.response.body", "body": b""})
+        # The bytes of a hash never change.
+        if names_etag(headers.get(b"if-none-match", b""), etag):
+            await send_answer(send, 304, _head(etag))
             return
         start, stop, status = 0, size, 200
-        if (wanted := headers.get(b"range")) is not None and headers.get(b"if-range", etag) == etag:
-            start, stop, status = _span(wanted, size)
+        if (requested := headers.get(b"range")) is not None and headers.get(b"if-range", etag) == etag:
+            start, stop, status = _parse_range(requested, size)
         if status == 416:
-            await _begin(send, 416, 0, etag, (b"content-range", f"bytes */{size}".encode()))
-            await send({"type": "http.response.body", "body": b""})
+            await send_answer(send, 416, [*_head(etag, 0), (b"content-range", f"bytes */{size}".encode())])
             return
-        ranged = ((b"content-range", f"bytes {start}-{stop - 1}/{size}".encode()),) if status == 206 else ()
+        head = _head(etag, stop - start)
+        if status == 206:
+            head.append((b"content-range", f"bytes {start}-{stop - 1}/{size}".encode()))
+        if scope["method"] == "HEAD" or start == stop:
+            await send_answer(send, status, head)
+            return
         whole = stop - start == size
         pieces = files.read_whole(space, sha256, size) if whole else files.read(space, sha256, start, stop)
-        if scope["method"] == "HEAD" or start == stop:
-            await _begin(send, status, stop - start, etag, *ranged)
-            await send({"type": "http.response.body", "body": b""})
-            return
-        head = _head(etag, stop - start, *ranged)
         await _stream(send, pieces, stop - start, {"type": "http.response.start", "status": status, "headers": head})
 
 
-async def _stream(send: Send, pieces: AsyncIterator[bytes], left: int, start: Message) -> None:
+async def _stream(send: Send, pieces: AsyncIterator[bytes], remaining: int, start: Message) -> None:
     begun = False
     async for piece in pieces:
         if not begun:  # after the first read, so that missing or damaged bytes can still be refused
@@ -268,35 +267,25 @@ async def _stream(send: Send, pieces: AsyncIterator[bytes], left: int, start: Me
             begun = True
         if isinstance(send, HttpExchange) and send.disconnected:
             raise CallerGoneError
-        left -= len(piece)
-        await send({"type": "http.response.body", "body": piece, "more_body": left > 0})
+        remaining -= len(piece)
+        await send({"type": "http.response.body", "body": piece, "more_body": remaining > 0})
 
 
-def _is_known(given: bytes | None, etag: bytes) -> bool:
-    """Whether the caller has the file already: the bytes of an address never change."""
-    return given is not None and any(each.strip().removeprefix(b"W/") in (b"*", etag) for each in given.split(b","))
-
-
-async def _begin(send: Send, status: int, length: int, etag: bytes, *more: Header) -> None:
-    await send({"type": "http.response.start", "status": status, "headers": _head(etag, length, *more)})
-
-
-def _head(etag: bytes, length: int, *more: Header) -> list[Header]:
+def _head(etag: bytes, length: int | None = None) -> list[Header]:
     return [
         (b"content-type", b"application/octet-stream"),
-        (b"content-length", str(length).encode()),
+        *([(b"content-length", str(length).encode())] if length is not None else []),
         (b"content-disposition", b"attachment"),
         (b"x-content-type-options", b"nosniff"),
         (b"cache-control", b"private, no-store"),
         (b"accept-ranges", b"bytes"),
         (b"etag", etag),
-        *more,
     ]
 
 
-def _span(wanted: bytes, size: int) -> tuple[int, int, int]:
+def _parse_range(header: bytes, size: int) -> tuple[int, int, int]:
     """The first byte, the end, and the status. Anything but one range of bytes is answered with the whole file."""
-    found = _RANGE.fullmatch(wanted.strip())
+    found = _RANGE.fullmatch(header.strip())
     if found is None:
         return 0, size, 200
     first, last, suffix = found.groups()
@@ -309,9 +298,9 @@ def _span(wanted: bytes, size: int) -> tuple[int, int, int]:
 
 def file_routes(access: FileAccess, meter: Meter) -> list[BaseRoute]:
     upload, download = UploadEndpoint(access, meter), DownloadEndpoint(access, meter)
-    whole = MethodRouter({"POST": upload, "PUT": upload, "GET": ListEndpoint(access, meter)}, PROBLEM)
-    each = MethodRouter({"GET": download, "HEAD": download}, PROBLEM)
-    return [Route(FILES, whole, name=FILES), Route(FILE, each, name=FILE)]
+    collection = MethodRouter({"POST": upload, "PUT": upload, "GET": ListEndpoint(access, meter)}, PROBLEM)
+    one_file = MethodRouter({"GET": download, "HEAD": download}, PROBLEM)
+    return [Route(FILES, collection, name=FILES), Route(FILE, one_file, name=FILE)]
 
 
 class ListStoredFilesRequest(Request, frozen=True, kw_only=True):

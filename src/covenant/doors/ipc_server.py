@@ -33,16 +33,16 @@ from covenant.doors.operator_api.operation import (
     AuthenticationFailed,
     ErrorAnswer,
     Pong,
-    Services,
     encode,
     error_of,
+    expand_ids,
     has_short_id,
-    spell_ids,
 )
 from covenant.doors.operator_api.operation_table import BY_KIND, OPERATIONS
 from covenant.doors.waits import CallerGoneError
 from covenant.exchange.access.principals import Principal
 from covenant.exchange.frame_log import CapturedCall, FrameLog
+from covenant.ledger.machine.commands import Drained
 from covenant.model.errors import Invalid, Refusal, SettingsError, TooLarge
 from covenant.wire.ipc_frames import FRAME_BYTES_MAX, HEADER_BYTES, canonical_kind, encode_frame, frame_length
 from covenant.wire.json_input import check_fields, decode
@@ -101,9 +101,8 @@ class FrameStream(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
-        if self._reading and len(self._buffer) > self._wanted() + READ_AHEAD_BYTES:
-            self._reading = False
-            self._pause(True)
+        if self._reading and len(self._buffer) > self._bytes_to_buffer() + READ_AHEAD_BYTES:
+            self._set_reading(False)
         self._arrived.set()
 
     def eof_received(self) -> bool:
@@ -148,34 +147,34 @@ class FrameStream(asyncio.Protocol):
                 if length > self.frame_bytes_max:
                     raise FrameTooLargeError
                 if len(self._buffer) >= HEADER_BYTES + length:
-                    return self._cut(length)
+                    return self._take_frame(length)
             if self.ended.done():
                 return None
             self._arrived.clear()
             await self._arrived.wait()
         return None
 
-    def _cut(self, length: int) -> bytes:
+    def _take_frame(self, length: int) -> bytes:
         body = bytes(memoryview(self._buffer)[HEADER_BYTES : HEADER_BYTES + length])
         del self._buffer[: HEADER_BYTES + length]
-        if not self._reading and len(self._buffer) <= self._wanted() + READ_AHEAD_BYTES:
-            self._reading = True
-            self._pause(False)
+        if not self._reading and len(self._buffer) <= self._bytes_to_buffer() + READ_AHEAD_BYTES:
+            self._set_reading(True)
         return body
 
-    def _wanted(self) -> int:
-        """The bytes to buffer for one whole frame. A frame over the limit is not waited for."""
+    def _bytes_to_buffer(self) -> int:
+        """The size of the next frame. Of a frame over the limit only the header is buffered."""
         if len(self._buffer) < HEADER_BYTES:
             return HEADER_BYTES
         length = frame_length(self._buffer)
         return HEADER_BYTES + length if length <= self.frame_bytes_max else HEADER_BYTES
 
-    def _pause(self, pause: bool) -> None:  # noqa: FBT001  (private)
+    def _set_reading(self, reading: bool) -> None:  # noqa: FBT001  (private)
+        self._reading = reading
         if self._transport is not None and not self._transport.is_closing():
-            if pause:
-                self._transport.pause_reading()
-            else:
+            if reading:
                 self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
 
     async def write(self, body: bytes) -> None:
         """Sends one frame, and waits until the other side has taken most of it."""
@@ -211,29 +210,6 @@ class FrameStream(asyncio.Protocol):
             self._transport.abort()
 
 
-Encode = Callable[[ApiAnswer], bytes]
-
-
-async def fitted(services: Services, caller: Principal, answer: ApiAnswer, encode: Encode, bytes_max: int) -> bytes:
-    body = encode(answer)
-    if len(body) <= bytes_max:
-        return body
-    # With a single item, the list only repeats the fields at the top.
-    if isinstance(answer, ResultOpt) and len(answer.results) == 1:
-        body = encode(msgspec.structs.replace(answer, results=()))
-    elif isinstance(answer, TaskOpt):
-        if len(answer.tasks) == 1:
-            body = encode(msgspec.structs.replace(answer, tasks=()))
-        if len(body) > bytes_max:
-            for leased in answer.tasks:
-                await services.exchange.release(
-                    caller, leased.task.id, leased.lease.lease_id, "too large for one frame", audited=False
-                )
-    if len(body) > bytes_max:
-        raise TooLarge("answer_too_large", f"the answer has {len(body)} bytes, a frame {bytes_max}; ask for fewer")
-    return body
-
-
 class IpcSession:
     def __init__(self, server: IpcServer, stream: FrameStream) -> None:
         self._server = server
@@ -249,9 +225,9 @@ class IpcSession:
             if caller is not None:
                 await self._serve(caller)
         except TimeoutError:
-            await self._say(AuthenticationFailed(reason="no authentication in time"))
+            await self._send(AuthenticationFailed(reason="no authentication in time"))
         except FrameTooLargeError:
-            await self._say(_TOO_LARGE)
+            await self._send(_TOO_LARGE)
         except CallerGoneError:
             pass
         finally:
@@ -264,36 +240,36 @@ class IpcSession:
                 header = decode(_HEADER, frame)
             except Invalid as refusal:
                 if refusal.code == "invalid_json":
-                    await self._say(_MALFORMED)
+                    await self._send(_MALFORMED)
                     return None
                 header = FrameHeader("")
             kind = canonical_kind(header.kind)
             if kind == "authenticate":
                 return await self._authenticate(header.token_b58)
             if kind not in _UNAUTHENTICATED:
-                await self._turn_away("first frame must be Authenticate")
+                await self._refuse_caller("first frame must be Authenticate")
                 return None
-            await self._say(_UNAUTHENTICATED[kind](self._api))
+            await self._send(_UNAUTHENTICATED[kind](self._api))
         return None
 
     async def _authenticate(self, token: str | None) -> Principal | None:
         caller = self._api.identity_auth.recognise(token) if token else None
         if caller is None:
-            await self._turn_away(self._api.services.tenancy.refusal_reason(token))
+            await self._refuse_caller(self._api.services.tenancy.refusal_reason(token))
             return None
-        await self._say(Authenticated(display=caller.agent.display))
+        await self._send(Authenticated(display=caller.agent.display))
         return caller
 
-    async def _turn_away(self, reason: str) -> None:
+    async def _refuse_caller(self, reason: str) -> None:
         try:
             refusal = await self._api.identity_auth.audit_refused_caller(
                 reason, transport=TRANSPORT, address=self._stream.address()
             )
-        except Refusal as unaudited:
-            await self._say(error_of(unaudited))
+        except Refusal as not_audited:
+            await self._send(error_of(not_audited))
             return
         self._api.meter.refused(TRANSPORT, refusal.code)
-        await self._say(AuthenticationFailed(reason=refusal.message))
+        await self._send(AuthenticationFailed(reason=refusal.message))
 
     async def _serve(self, caller: Principal) -> None:
         stream, api = self._stream, self._api
@@ -306,20 +282,19 @@ class IpcSession:
                 except Invalid as refusal:
                     api.meter.refused(TRANSPORT, refusal.code)
                     if refusal.code == "invalid_json":
-                        await self._say(_MALFORMED)
+                        await self._send(_MALFORMED)
                         return
-                    await self._say(error_of(refusal))
+                    await self._send(error_of(refusal))
                     continue
                 await stream.write(await self._answer(caller, canonical_kind(header.kind), frame))
 
     async def _answer(self, caller: Principal, kind: str, frame: bytes) -> bytes:
         api, operation = self._api, BY_KIND.get(kind)
         if operation is None:
-            return self._encode(_without_operation(api, kind))
+            return self._encode(_answer_without_operation(api, kind))
         started_s = perf_counter()
         try:
-            answer = await self._run(caller, operation, frame)
-            reply = await fitted(api.services, caller, answer, self._encode, self._server.frame_bytes_max)
+            reply = await self._run(caller, operation, frame)
             if api.services.frames is not None and operation.kind in _LOGGED:
                 _log_call(api.services.frames, operation.kind, frame, reply)
             return reply
@@ -335,40 +310,70 @@ class IpcSession:
         finally:
             self._server.timers[operation.kind].observe(perf_counter() - started_s)
 
-    async def _run(self, caller: Principal, operation: AnyApiOperation, frame: bytes) -> ApiAnswer:
+    async def _run(self, caller: Principal, operation: AnyApiOperation, frame: bytes) -> bytes:
+        services, request = self._api.services, self._request(operation, frame)
+        if request.ids and has_short_id(request):
+            request = await expand_ids(services, caller, request)
+        wait = operation.wait
+        if wait is None or not request.wait_ms:
+            answer = await operation.run(services, caller, request)
+        else:
+            with self._api.waits.pause(caller) as pause, self._stream.on_end(pause.leave):
+                answer = await wait(services, caller, request, pause)
+        return await self._encode_within_frame(caller, request, answer)
+
+    @staticmethod
+    def _request(operation: AnyApiOperation, frame: bytes) -> Any:
         request: Any = decode(_FRAMES[operation.kind], frame)
         if operation.request.strict:
             check_fields(frame, operation.frame or operation.request, _HEADER_FIELDS)
-        if operation.frame is not None:
-            request = request.request()
-        if request.ids and has_short_id(request):
-            request = await spell_ids(self._api.services, caller, request)
-        wait = operation.wait
-        if wait is None or not request.wait_ms:
-            return await operation.run(self._api.services, caller, request)
-        with self._api.waits.pause(caller) as pause, self._stream.on_end(pause.leave):
-            return await wait(self._api.services, caller, request, pause)
+        return request.request() if operation.frame is not None else request
 
-    async def _say(self, answer: ApiAnswer) -> None:
+    async def _encode_within_frame(self, caller: Principal, request: Any, answer: ApiAnswer) -> bytes:
+        """Encodes an answer. Refuses an answer that no frame can hold, and gives back its leases or results.
+
+        Results stay drained under a request id: the caller gets them by the same request over HTTP.
+        """
+        exchange, bytes_max, body = self._api.services.exchange, self._server.frame_bytes_max, self._encode(answer)
+        if len(body) <= bytes_max:
+            return body
+        # With a single item, the list only repeats the fields at the top.
+        if isinstance(answer, ResultOpt):
+            if len(answer.results) == 1:
+                body = self._encode(msgspec.structs.replace(answer, results=()))
+            if len(body) > bytes_max and request.request_id is None:
+                await exchange.give_back(Drained(answer.results))
+        elif isinstance(answer, TaskOpt):
+            if len(answer.tasks) == 1:
+                body = self._encode(msgspec.structs.replace(answer, tasks=()))
+            if len(body) > bytes_max:
+                for leased in answer.tasks:
+                    lease_id, reason = leased.lease.lease_id, "too large for one frame"
+                    await exchange.release(caller, leased.task.id, lease_id, reason, audited=False)
+        if len(body) > bytes_max:
+            raise TooLarge("answer_too_large", f"the answer has {len(body)} bytes, a frame {bytes_max}; ask for fewer")
+        return body
+
+    async def _send(self, answer: ApiAnswer) -> None:
         await self._stream.write(self._encode(answer))
 
 
-class _TaskNamed(msgspec.Struct, frozen=True, gc=False):
+class _TaskIdField(msgspec.Struct, frozen=True, gc=False):
     task_id: Any = None
 
 
-_NAMED: Final = msgspec.json.Decoder(_TaskNamed)
+_TASK_ID: Final = msgspec.json.Decoder(_TaskIdField)
 
 
 def _log_call(log: FrameLog, kind: str, frame: bytes, reply: bytes) -> None:
-    call = CapturedCall(log.now_ms(), "in", "socket", f"{kind} {_NAMED.decode(frame).task_id or ''}".rstrip(), {})
+    call = CapturedCall(log.now_ms(), "in", "socket", f"{kind} {_TASK_ID.decode(frame).task_id or ''}".rstrip(), {})
     call.add_request(frame)
     call.add_answer(reply)
     call.status, call.outcome = 200, "answer"
     log.offer(call)
 
 
-def _without_operation(api: ApiContext, kind: str) -> ApiAnswer:
+def _answer_without_operation(api: ApiContext, kind: str) -> ApiAnswer:
     if kind in _UNAUTHENTICATED:
         return _UNAUTHENTICATED[kind](api)
     if kind == "authenticate":
@@ -398,7 +403,7 @@ class IpcServer:
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
-        sock = _bound(self._path)
+        sock = _bind_socket(self._path)
         try:
             loop = asyncio.get_running_loop()
             self._server = await loop.create_unix_server(lambda: _Connection(self), sock=sock, backlog=BACKLOG)
@@ -433,15 +438,15 @@ class IpcServer:
             server.close()
             with contextlib.suppress(FileNotFoundError):
                 self._path.unlink()
-        open_now = dict(self._open)
-        for stream in open_now:
+        sessions = dict(self._open)
+        for stream in sessions:
             stream.cut_off()
-        if open_now:
-            await asyncio.wait(open_now.values(), timeout=grace_s)
-        for stream, task in open_now.items():
+        if sessions:
+            await asyncio.wait(sessions.values(), timeout=grace_s)
+        for stream, task in sessions.items():
             task.cancel()
             stream.abort()
-        await asyncio.gather(*open_now.values(), return_exceptions=True)
+        await asyncio.gather(*sessions.values(), return_exceptions=True)
 
 
 class _Connection(FrameStream):
@@ -458,7 +463,7 @@ class _Connection(FrameStream):
         self._server.lost(self)
 
 
-def _bound(path: Path) -> socket.socket:
+def _bind_socket(path: Path) -> socket.socket:
     """A socket at this path that only its owner may connect to. Its mode is set before it listens."""
     _remove_stale(path)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

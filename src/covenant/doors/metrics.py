@@ -26,7 +26,7 @@ TOOL_PAIRS_MAX: Final = 300
 """The same for pairs of an agent and a tool."""
 OTHERS: Final = "other"
 LIVE: Final = (State.QUEUED, State.LEASED, State.PARKED, State.FOLLOWING, State.SETTLED)
-_LEDGER: Final[tuple[tuple[str, str, Callable[[Counts], float]], ...]] = (
+_LEDGER_METRICS: Final[tuple[tuple[str, str, Callable[[Counts], float]], ...]] = (
     ("covenant_queue_depth", "Tasks waiting for a holder.", lambda counts: counts.queued),
     ("covenant_leases", "Tasks that a holder works on.", lambda counts: counts.leased),
     (
@@ -58,7 +58,7 @@ _LEDGER: Final[tuple[tuple[str, str, Callable[[Counts], float]], ...]] = (
     ("covenant_commits_total", "Records appended to the journal.", lambda counts: counts.commits),
     ("covenant_clock_steps_total", "Steps of the wall clock that were seen.", lambda counts: counts.clock_steps),
 )
-_OF_ENGINE: Final[Mapping[str, tuple[str, str]]] = {
+_ENGINE_GAUGES: Final[Mapping[str, tuple[str, str]]] = {
     "syncs": ("covenant_syncs_total", "Syncs of the journal since the start."),
     "nodes": ("covenant_nodes", "Daemons that serve this ledger."),
     "batches": ("covenant_batches_total", "Batches that this daemon's name has written to the database."),
@@ -70,7 +70,7 @@ _OF_ENGINE: Final[Mapping[str, tuple[str, str]]] = {
     "connections": ("covenant_database_connections", "Connections to the database, of all programs."),
     "connections_max": ("covenant_database_connections_max", "Connections that the database allows."),
 }
-"""Numbers of one engine, by their name in `Counts.gauges`."""
+"""Metrics that only one of the ledger's engines has, by their names in `Counts.gauges`."""
 
 
 class Timer:
@@ -87,12 +87,12 @@ class Timer:
         self._buckets[bisect_left(self._bounds_s, seconds)] += 1
         self._sum_s += seconds
 
-    def read(self) -> Timed | None:
+    def read(self) -> Durations | None:
         """The durations so far; None if there are none yet."""
-        return Timed(tuple(self._buckets), self._sum_s, self._bounds_s) if any(self._buckets) else None
+        return Durations(tuple(self._buckets), self._sum_s, self._bounds_s) if any(self._buckets) else None
 
 
-class Timed(NamedTuple):
+class Durations(NamedTuple):
     buckets: tuple[int, ...]
     sum_s: float
     bounds_s: Sequence[float] = BOUNDS_S
@@ -107,7 +107,7 @@ class ModelNumbers(NamedTuple):
     tokens: Mapping[str, int]
     costs: Mapping[str, float]
     """Costs by currency."""
-    timed: Timed
+    durations: Durations
 
 
 class _ModelCounter:
@@ -135,7 +135,7 @@ class ToolNumbers(NamedTuple):
     agent: str
     tool: str
     outcomes: Mapping[str, int]
-    timed: Timed
+    durations: Durations
 
 
 class _ToolCounter:
@@ -159,7 +159,7 @@ class Numbers(NamedTuple):
     """A snapshot of all numbers; any thread may format it."""
 
     counts: Counts
-    timed: Mapping[tuple[str, str], Timed]
+    durations: Mapping[tuple[str, str], Durations]
     refused: Mapping[tuple[str, str], int]
     pushed: Mapping[str, int]
     connections: int
@@ -179,34 +179,36 @@ class Numbers(NamedTuple):
 
     def _lines(self) -> Iterator[str]:
         counts = self.counts
-        yield _head("covenant_tasks", "gauge", "Live tasks, by state.")
+        yield _header("covenant_tasks", "gauge", "Live tasks, by state.")
         for state in LIVE:
             yield _sample("covenant_tasks", getattr(counts, state.value), {"state": state.wire_name})
-        for name, text, read in _LEDGER:
-            yield from _one(name, text, read(counts))
-        for gauge, (name, text) in _OF_ENGINE.items():
+        for name, text, read in _LEDGER_METRICS:
+            yield from _metric(name, text, read(counts))
+        for gauge, (name, text) in _ENGINE_GAUGES.items():
             if gauge in counts.gauges:
-                yield from _one(name, text, counts.gauges[gauge])
-        yield _head("covenant_request_seconds", "histogram", "Time to answer a request.")
-        for (door, operation), timed in self.timed.items():
-            yield from _histogram("covenant_request_seconds", {"door": door, "operation": operation}, timed)
-        yield _head("covenant_refused_total", "counter", "Requests refused, by code.")
+                yield from _metric(name, text, counts.gauges[gauge])
+        yield _header("covenant_request_seconds", "histogram", "Time to answer a request.")
+        for (door, operation), durations in self.durations.items():
+            yield from _histogram("covenant_request_seconds", {"door": door, "operation": operation}, durations)
+        yield _header("covenant_refused_total", "counter", "Requests refused, by code.")
         for (door, code), count in self.refused.items():
             yield _sample("covenant_refused_total", count, {"door": door, "code": code})
         outcomes = "Attempts to deliver a push notification, by outcome."
-        yield _head("covenant_push_attempts_total", "counter", outcomes)
+        yield _header("covenant_push_attempts_total", "counter", outcomes)
         for outcome, count in self.pushed.items():
             yield _sample("covenant_push_attempts_total", count, {"outcome": outcome})
-        yield from _one("covenant_ipc_connections", "Open connections on the socket.", self.connections)
-        yield from _one("covenant_loop_holds_total", "Times the loop was held for over 250 ms.", self.loop_holds)
-        yield from _one("covenant_loop_held_seconds_total", "Seconds of holds in total.", self.loop_held_s)
+        yield from _metric("covenant_ipc_connections", "Open connections on the socket.", self.connections)
+        yield from _metric("covenant_loop_holds_total", "Times the loop was held for over 250 ms.", self.loop_holds)
+        yield from _metric("covenant_loop_held_seconds_total", "Seconds of holds in total.", self.loop_held_s)
         for name, (text, value) in self.gauges.items():
-            yield from _one(name, text, value)
+            yield from _metric(name, text, value)
         if self.queues:
-            yield _head("covenant_recipient_queue_depth", "gauge", "Tasks waiting, of the longest queues by recipient.")
+            yield _header(
+                "covenant_recipient_queue_depth", "gauge", "Tasks waiting, of the longest queues by recipient."
+            )
             for agent, depth, _ in self.queues:
                 yield _sample("covenant_recipient_queue_depth", depth, {"agent": agent})
-            yield _head("covenant_recipient_oldest_queued_age_seconds", "gauge", "Age of the oldest task in each.")
+            yield _header("covenant_recipient_oldest_queued_age_seconds", "gauge", "Age of the oldest task in each.")
             for agent, _, age_s in self.queues:
                 yield _sample("covenant_recipient_oldest_queued_age_seconds", age_s, {"agent": agent})
         if self.peers:
@@ -217,44 +219,46 @@ class Numbers(NamedTuple):
             yield from self._of_tools()
 
     def _of_peers(self) -> Iterator[str]:
-        yield _head(
+        yield _header(
             "covenant_peer_delegations_today", "gauge", "Delegations of the busiest peers since midnight in UTC."
         )
         for peer, role, outcomes, _ in self.peers:
             for outcome, count in outcomes.items():
                 labels = {"peer": _escaped(peer), "role": role, "outcome": outcome}
                 yield _sample("covenant_peer_delegations_today", count, labels)
-        yield _head("covenant_peer_tokens_today", "gauge", "Tokens of those delegations.")
+        yield _header("covenant_peer_tokens_today", "gauge", "Tokens of those delegations.")
         for peer, role, _, tokens in self.peers:
             yield _sample("covenant_peer_tokens_today", tokens, {"peer": _escaped(peer), "role": role})
 
     def _of_models(self) -> Iterator[str]:
         named = [({"agent": _escaped(each.agent), "model": _escaped(each.model)}, each) for each in self.models]
-        yield _head("covenant_model_requests_total", "counter", "Calls of language models, by outcome.")
+        yield _header("covenant_model_requests_total", "counter", "Calls of language models, by outcome.")
         for labels, each in named:
             for outcome, count in each.outcomes.items():
                 yield _sample("covenant_model_requests_total", count, {**labels, "outcome": outcome})
-        yield _head("covenant_model_request_seconds", "histogram", "Time from a request to a model to its last token.")
+        yield _header(
+            "covenant_model_request_seconds", "histogram", "Time from a request to a model to its last token."
+        )
         for labels, each in named:
-            yield from _histogram("covenant_model_request_seconds", labels, each.timed)
-        yield _head("covenant_model_tokens_total", "counter", "Tokens that models have used.")
+            yield from _histogram("covenant_model_request_seconds", labels, each.durations)
+        yield _header("covenant_model_tokens_total", "counter", "Tokens that models have used.")
         for labels, each in named:
             for kind, count in each.tokens.items():
                 yield _sample("covenant_model_tokens_total", count, {**labels, "type": kind})
-        yield _head("covenant_model_cost_total", "counter", "Cost of language models, by model_prices.json.")
+        yield _header("covenant_model_cost_total", "counter", "Cost of language models, by model_prices.json.")
         for labels, each in named:
             for currency, cost in each.costs.items():
                 yield _sample("covenant_model_cost_total", cost, {**labels, "currency": currency})
 
     def _of_tools(self) -> Iterator[str]:
         named = [({"agent": _escaped(each.agent), "tool": _escaped(each.tool)}, each) for each in self.tools]
-        yield _head("covenant_tool_calls_total", "counter", "Uses of tools by models, by outcome.")
+        yield _header("covenant_tool_calls_total", "counter", "Uses of tools by models, by outcome.")
         for labels, each in named:
             for outcome, count in each.outcomes.items():
                 yield _sample("covenant_tool_calls_total", count, {**labels, "outcome": outcome})
-        yield _head("covenant_tool_call_seconds", "histogram", "Time of a use of a tool.")
+        yield _header("covenant_tool_call_seconds", "histogram", "Time of a use of a tool.")
         for labels, each in named:
-            yield from _histogram("covenant_tool_call_seconds", labels, each.timed)
+            yield from _histogram("covenant_tool_call_seconds", labels, each.durations)
 
 
 class Meter:
@@ -312,10 +316,10 @@ class Meter:
         models: bool = False,
     ) -> Numbers:
         """Takes a snapshot, on the event loop. `models` adds the calls of models and tools, which name agents."""
-        timed = ((names, timer.read()) for names, timer in self._timers.items())
+        durations = ((names, timer.read()) for names, timer in self._timers.items())
         return Numbers(
             counts=counts,
-            timed={names: each for names, each in timed if each is not None},
+            durations={names: each for names, each in durations if each is not None},
             refused=dict(self._refused),
             pushed=dict(self._pushed),
             connections=self.connections,
@@ -331,29 +335,29 @@ class Meter:
 
     def _of_models(self) -> Iterator[ModelNumbers]:
         for (agent, model), counter in self._models.items():
-            timed = counter.timer.read()
-            if timed is not None:
+            durations = counter.timer.read()
+            if durations is not None:
                 outcomes, tokens, costs = dict(counter.outcomes), dict(counter.tokens), dict(counter.costs)
-                yield ModelNumbers(agent, model, outcomes, tokens, costs, timed)
+                yield ModelNumbers(agent, model, outcomes, tokens, costs, durations)
 
     def _of_tools(self) -> Iterator[ToolNumbers]:
         for (agent, tool), counter in self._tools.items():
-            timed = counter.timer.read()
-            if timed is not None:
-                yield ToolNumbers(agent, tool, dict(counter.outcomes), timed)
+            durations = counter.timer.read()
+            if durations is not None:
+                yield ToolNumbers(agent, tool, dict(counter.outcomes), durations)
 
 
-def _pair(names: tuple[str, str], known: Mapping[tuple[str, str], object], most: int) -> tuple[str, str]:
-    """These names, or those of "other" once `most` pairs are known."""
-    return names if names in known or len(known) < most else (OTHERS, OTHERS)
+def _pair(names: tuple[str, str], known: Mapping[tuple[str, str], object], pairs_max: int) -> tuple[str, str]:
+    """These names, or those of "other" once `pairs_max` pairs are known."""
+    return names if names in known or len(known) < pairs_max else (OTHERS, OTHERS)
 
 
-def _head(name: str, kind: str, text: str) -> str:
+def _header(name: str, kind: str, text: str) -> str:
     return f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
 
 
-def _one(name: str, text: str, value: float) -> Iterable[str]:
-    return _head(name, "counter" if name.endswith("_total") else "gauge", text), _sample(name, value)
+def _metric(name: str, text: str, value: float) -> Iterable[str]:
+    return _header(name, "counter" if name.endswith("_total") else "gauge", text), _sample(name, value)
 
 
 def _sample(name: str, value: float, labels: Mapping[str, str] | None = None) -> str:
@@ -361,19 +365,20 @@ def _sample(name: str, value: float, labels: Mapping[str, str] | None = None) ->
 
 
 def _labels(labels: Mapping[str, str]) -> str:
-    # Labels are our own words (doors, operations, codes, states) and displays. None needs escaping.
-    return ",".join(f'{label}="{word}"' for label, word in labels.items())
+    # Most values are names of our own (doors, operations, codes, states) or displays, which need no escaping. Names
+    # that somebody else chose come `_escaped`.
+    return ",".join(f'{label}="{value}"' for label, value in labels.items())
 
 
 def _escaped(name: str) -> str:
-    """A name that somebody else chose, escaped for a label."""
+    """Escapes a name that somebody else chose, for a label."""
     return name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-def _histogram(name: str, labels: Mapping[str, str], timed: Timed) -> Iterator[str]:
+def _histogram(name: str, labels: Mapping[str, str], durations: Durations) -> Iterator[str]:
     written, count = _labels(labels), 0
-    bounds = (*map(str, timed.bounds_s), "+Inf")
-    for bound, count in zip(bounds, accumulate(timed.buckets), strict=True):
+    bounds = (*map(str, durations.bounds_s), "+Inf")
+    for bound, count in zip(bounds, accumulate(durations.buckets), strict=True):
         yield f'{name}_bucket{{{written},le="{bound}"}} {float(count)!r}\n'
     yield f"{name}_count{{{written}}} {float(count)!r}\n"
-    yield f"{name}_sum{{{written}}} {timed.sum_s!r}\n"
+    yield f"{name}_sum{{{written}}} {durations.sum_s!r}\n"

@@ -1,8 +1,8 @@
 """`/v1/agents`, `/v1/requests`, `/v1/orchestrate` and `/v1/conversations`: a tenant's agents, and their work.
 
-- Agents: an agent is sent as its bare definition, or as an answer shows it, with the definition in `agent_def`. PATCH
-  replaces the whole definition.
-- Requests: the request id is the task id. Events begin at the first, or after `Last-Event-ID` or `since`.
+- Agents: the body is an agent's bare definition, or has the shape of an answer, with the definition in `agent_def`.
+  PATCH replaces the whole definition.
+- Requests: the request id is the task id. Events begin with the first one, or after `Last-Event-ID` or `since`.
 - Runs: a run is a task whose events are streamed as server-sent events; disconnecting ends nothing. A refusal comes
   before the stream opens. `Idempotency-Key` names a run: a repeat gets the same run's events from the beginning.
 """
@@ -50,11 +50,11 @@ from covenant.wire.sse import KEEP_ALIVE, last_event_id
 
 AGENTS: Final = "/v1/agents"
 AGENT: Final = "/v1/agents/{agent_id}"
-WRAPPER: Final = "agent_def"
+DEFINITION_KEY: Final = "agent_def"
 AGENT_BYTES_MAX: Final = 1024 * 1024
 
 _JSON: Final = msgspec.json.Decoder(dict[str, Any])
-_SHOWN: Final = frozenset(AgentShown.__struct_fields__)
+_SHOWN_FIELDS: Final = frozenset(AgentShown.__struct_fields__)
 REQUESTS: Final = "/v1/requests"
 REQUEST: Final = "/v1/requests/{request_id}"
 EVENTS: Final = "/v1/requests/{request_id}/events"
@@ -133,13 +133,13 @@ class AgentDoor:
 
 def _definition(body: bytes) -> dict[str, Any]:
     given = decode(_JSON, body)
-    definition = given.get(WRAPPER)
+    definition = given.get(DEFINITION_KEY)
     if definition is None:
         return given
-    for key in given.keys() - _SHOWN:
-        raise Invalid("invalid_agent", f"unknown key /{key[:200]}; the definition goes into /{WRAPPER}")
+    for key in given.keys() - _SHOWN_FIELDS:
+        raise Invalid("invalid_agent", f"unknown key /{key[:200]}; the definition goes into /{DEFINITION_KEY}")
     if not isinstance(definition, dict):
-        raise Invalid("invalid_agent", f"/{WRAPPER}: must be an object")
+        raise Invalid("invalid_agent", f"/{DEFINITION_KEY}: must be an object")
     return definition
 
 
@@ -152,7 +152,7 @@ class ListRequests(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class FollowRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """The number of the last event that the client has seen, under either name; 0 or none: from the beginning."""
+    """`since` or `since_seq`: the number of the last event that the client has seen; 0 or none: from the beginning."""
 
     since: Cursor | None = None
     since_seq: Cursor | None = None
@@ -183,7 +183,7 @@ class RequestDoor:
     async def list_requests(self, call: TenantCall) -> tuple[int, RequestList]:
         limit = decode_query(ListRequests, call.query).limit
         found = await self._requests.list(call.caller, limit)
-        rows = tuple(_listed(call.caller.tenant.name, row) for row in found)
+        rows = tuple(_list_row(call.caller.tenant.name, row) for row in found)
         return 200, RequestList(count=len(rows), requests=rows)
 
     @route("GET", REQUEST, "One of your requests")
@@ -194,7 +194,7 @@ class RequestDoor:
             raise NotFound("unknown_request", "request not found") from None
         return 200, OneRequest(request=show_request(view))
 
-    @route("POST", CANCEL, "Cancel a request; 404 has the same shape, if none is running", same_at=404)
+    @route("POST", CANCEL, "Cancel a request; 404 has the same shape, if none is running", second_status=404)
     async def cancel_request(self, call: TenantCall) -> tuple[int, Cancelled]:
         request_id = call.path["request_id"]
         try:
@@ -221,7 +221,7 @@ class RequestDoor:
         return stream, partial(write_events, stream, from_start=after == 0)
 
 
-def _listed(tenant: str, row: TaskRow) -> RequestShown:
+def _list_row(tenant: str, row: TaskRow) -> RequestShown:
     return RequestShown(
         request_id=row.task_id,
         tenant_id=tenant,
@@ -239,7 +239,7 @@ def _listed(tenant: str, row: TaskRow) -> RequestShown:
 
 
 def _cursor(call: TenantCall) -> int:
-    """The last event that the client has seen. Its `Last-Event-ID` is newer than the `since` of its first URL."""
+    """The last event that the client has seen. After a reconnect `Last-Event-ID` is newer than the URL's `since`."""
     header = call.header(b"last-event-id")
     seen = last_event_id(header) if header is not None else None
     if seen is not None:
@@ -302,10 +302,10 @@ class ConversationDeleted(msgspec.Struct, frozen=True, gc=False):
 
 
 class RunDoor:
-    def __init__(self, runs: NativeRuns, threads: Conversations, conversations: A2AExchange) -> None:
+    def __init__(self, runs: NativeRuns, conversations: Conversations, exchange: A2AExchange) -> None:
         self._runs = runs
-        self._threads = threads
         self._conversations = conversations
+        self._exchange = exchange
 
     @route(
         "POST",
@@ -337,18 +337,18 @@ class RunDoor:
     async def say_in_conversation(self, call: TenantCall) -> tuple[TaskStream, Writer]:
         """Starts a new task of the conversation's agent, or answers the one that waits."""
         caller, conversation_id, key = call.caller, call.path["conversation_id"], call.header(IDEMPOTENCY_KEY)
-        thread = await self._threads.get(caller, conversation_id)
+        conversation = await self._conversations.get(caller, conversation_id)
         parts = message_content(decode_message(call.body).message)
-        context_id = context_of(thread.conversation_id)
-        run, parent = NativeRun(parts=parts, agent=thread.agent), TaskId(thread.conversation_id)
+        context_id = context_of(conversation.conversation_id)
+        run, parent = NativeRun(parts=parts, agent=conversation.agent), TaskId(conversation.conversation_id)
         task = await self._runs.task(caller, run, key, parent=parent, context_id=context_id, hop=call.call_context)
-        waiting = await self._threads.waiting(caller, conversation_id, task.id)
+        waiting = await self._conversations.waiting(caller, conversation_id, task.id)
         if waiting is None:
             stream = await self._runs.follow(caller, task)
             return stream, partial(write_events, stream, from_start=True)
         message = Message(message_id=task.id, parts=parts, task_id=waiting.task.id, context_id=context_id)
-        ask = A2ARequest(caller=caller, agent=self._runs.agent(caller, thread.agent), idempotency_key=key)
-        stream = await self._conversations.stream(ask, SendMessage(message=message))
+        ask = A2ARequest(caller=caller, agent=self._runs.agent(caller, conversation.agent), idempotency_key=key)
+        stream = await self._exchange.stream(ask, SendMessage(message=message))
         return stream, partial(write_events, stream, from_start=False)
 
     @route(
@@ -361,33 +361,33 @@ class RunDoor:
     async def create_conversation(self, call: TenantCall) -> tuple[int, Conversation]:
         given = decode_conversation(call.body)
         agent = self._runs.agent(call.caller, given.agent)
-        return 201, await self._threads.create(call.caller, agent, given.title)
+        return 201, await self._conversations.create(call.caller, agent, given.title)
 
     @route("GET", CONVERSATIONS, "Your open conversations, the newest first", query=ListConversations)
     async def list_conversations(self, call: TenantCall) -> tuple[int, ConversationPage]:
         query = decode_query(ListConversations, call.query)
-        found, after = await self._threads.list(call.caller, query.limit, query.after)
+        found, after = await self._conversations.list(call.caller, query.limit, query.after)
         return 200, ConversationPage(count=len(found), conversations=tuple(found), next=after)
 
     @route("GET", CONVERSATION, "One of your conversations")
     async def show_conversation(self, call: TenantCall) -> tuple[int, Conversation]:
-        return 200, await self._threads.get(call.caller, call.path["conversation_id"])
+        return 200, await self._conversations.get(call.caller, call.path["conversation_id"])
 
     @route("DELETE", CONVERSATION, "End a conversation; its messages stay under /v1/requests")
     async def delete_conversation(self, call: TenantCall) -> tuple[int, ConversationDeleted]:
         conversation_id = call.path["conversation_id"]
-        await self._threads.delete(call.caller, conversation_id)
+        await self._conversations.delete(call.caller, conversation_id)
         return 200, ConversationDeleted(conversation_id)
 
     @route("GET", MESSAGES, "The messages of a conversation, the oldest first", query=ListMessages)
     async def list_messages(self, call: TenantCall) -> tuple[int, MessagePage]:
         limit = decode_query(ListMessages, call.query).limit
-        found = await self._threads.messages(call.caller, call.path["conversation_id"], limit)
-        shown = tuple(message for view in found for message in _shown(view))
+        found = await self._conversations.messages(call.caller, call.path["conversation_id"], limit)
+        shown = tuple(message for view in found for message in _messages_of(view))
         return 200, MessagePage(count=len(shown), messages=shown)
 
 
-def _shown(view: TaskView) -> list[ConversationMessage]:
+def _messages_of(view: TaskView) -> list[ConversationMessage]:
     return [
         ConversationMessage(
             role=message.role,

@@ -12,12 +12,13 @@ import msgspec
 from starlette.routing import BaseRoute, Router
 from starlette.types import Receive, Scope, Send
 
-from covenant.doors.http.bearer_auth import address
+from covenant.doors.http.bearer_auth import client_address
 from covenant.doors.http.endpoint import Endpoint, described_routes
-from covenant.doors.http.openapi import Described
+from covenant.doors.http.openapi import DescribedRoute
 from covenant.doors.http.request_body import AnonymousPool
-from covenant.doors.http.responses import CLOSE, Header, Style, refusal_form, reply, reply_refused
-from covenant.doors.http.server.http_exchange import HttpExchange
+from covenant.doors.http.responses import Style, refusal_form, reply, reply_refused
+from covenant.doors.http.server.http_exchange import Header, HttpExchange
+from covenant.doors.http.server.http_refusals import CLOSE
 from covenant.doors.metrics import Meter
 from covenant.doors.waits import while_connected
 from covenant.model.errors import NotFound, Refusal, TooLarge
@@ -39,7 +40,7 @@ INTRODUCTION_BYTES_MAX: Final = 64 * 1024
 IDENTITY_AGE_S: Final = 60
 """How long a cache may show our keys: a small part of the time for which old and new keys overlap."""
 
-_SHORTLY: Final[Header] = (b"cache-control", b"public, max-age=%d" % IDENTITY_AGE_S)
+_CACHE_BRIEFLY: Final[Header] = (b"cache-control", b"public, max-age=%d" % IDENTITY_AGE_S)
 
 
 class SealedEnvelope(msgspec.Struct, frozen=True, gc=False):
@@ -55,12 +56,12 @@ class EnvelopeInbox(Protocol):
 
     async def receive(self, body: bytes, address: str | None) -> Received: ...
     async def poll(self, body: bytes, address: str | None) -> Polled: ...
-    async def introduced(self, body: bytes, address: str | None) -> Received: ...
+    async def receive_introduction(self, body: bytes, address: str | None) -> Received: ...
     async def deposit(self, body: bytes, address: str | None, recipient: str) -> Relayed: ...
-    async def deposited(self, recipient: str) -> bytes:
+    async def introduction_of(self, recipient: str) -> bytes:
         """The introduction of an instance that fetches its envelopes here."""
 
-    async def too_large(self, address: str | None) -> Refusal: ...
+    async def refuse_too_large(self, address: str | None) -> Refusal: ...
 
 
 def _refusal_body(refusal: Refusal) -> bytes:
@@ -96,12 +97,12 @@ class EnvelopeEndpoint(Endpoint):
         self._waits = waits
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        caller = address(scope)
+        caller = client_address(scope)
         with self._pool.lease(caller) as take:
             try:
                 body = await self._pool.read(scope, receive, self._bytes_max, take)
             except Refusal as failure:
-                refusal = await self._inbox.too_large(caller) if isinstance(failure, TooLarge) else failure
+                refusal = await self._inbox.refuse_too_large(caller) if isinstance(failure, TooLarge) else failure
                 # The rest of the body may still be on its way, so the connection cannot be reused.
                 await self._refuse(send, refusal, (CLOSE,))
                 return
@@ -132,7 +133,7 @@ async def _not_found(_scope: Scope, _receive: Receive, send: Send) -> None:
 
 
 DESCRIBED: Final = (
-    Described(
+    DescribedRoute(
         "GET",
         IDENTITY_PATH,
         "peer_identity",
@@ -140,7 +141,7 @@ DESCRIBED: Final = (
         Introduction,
         token=False,
     ),
-    Described(
+    DescribedRoute(
         "POST",
         IDENTITY_PATH,
         "peer_introduced",
@@ -150,7 +151,7 @@ DESCRIBED: Final = (
         token=False,
         refusal=EnvelopeRefusal,
     ),
-    Described(
+    DescribedRoute(
         "POST",
         RECEIVE_PATH,
         "peer_receive",
@@ -160,7 +161,7 @@ DESCRIBED: Final = (
         token=False,
         refusal=EnvelopeRefusal,
     ),
-    Described(
+    DescribedRoute(
         "POST",
         POLL_PATH,
         "peer_poll",
@@ -170,7 +171,7 @@ DESCRIBED: Final = (
         token=False,
         refusal=EnvelopeRefusal,
     ),
-    Described(
+    DescribedRoute(
         "GET",
         f"{RELAY_PATH}/{{recipient}}{IDENTITY_PATH}",
         "relay_identity",
@@ -179,7 +180,7 @@ DESCRIBED: Final = (
         token=False,
         refusal=EnvelopeRefusal,
     ),
-    Described(
+    DescribedRoute(
         "POST",
         f"{RELAY_PATH}/{{recipient}}{RECEIVE_PATH}",
         "relay_receive",
@@ -200,7 +201,7 @@ class IntroductionEndpoint(Endpoint):
         self._inbox = inbox
 
     async def _answer(self, scope: Scope, _receive: Receive, send: Send) -> None:
-        await reply(send, 200, await self._inbox.deposited(scope["path_params"]["recipient"]))
+        await reply(send, 200, await self._inbox.introduction_of(scope["path_params"]["recipient"]))
 
 
 def sealed_routes(
@@ -209,14 +210,14 @@ def sealed_routes(
     """`introduce` returns our current name and keys. `pool` bounds the memory that all strangers together may use."""
 
     async def identity(_scope: Scope, _receive: Receive, send: Send) -> None:
-        await reply(send, 200, msgspec.json.encode(introduce()), store=_SHORTLY)
+        await reply(send, 200, msgspec.json.encode(introduce()), cache_control=_CACHE_BRIEFLY)
 
     return described_routes(
         DESCRIBED,
         {
             "peer_identity": identity,
             "peer_introduced": EnvelopeEndpoint(
-                "peer_introduced", inbox.introduced, inbox, meter, pool, bytes_max=INTRODUCTION_BYTES_MAX
+                "peer_introduced", inbox.receive_introduction, inbox, meter, pool, bytes_max=INTRODUCTION_BYTES_MAX
             ),
             "peer_receive": EnvelopeEndpoint("peer_receive", inbox.receive, inbox, meter, pool),
             "peer_poll": EnvelopeEndpoint("peer_poll", inbox.poll, inbox, meter, pool, waits=True),

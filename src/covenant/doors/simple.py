@@ -29,7 +29,7 @@ from covenant.wire.timestamps import format_ms
 A2ATaskState = Literal["submitted", "working", "completed", "failed"]
 
 
-Words = Annotated[str, msgspec.Meta(min_length=1)]
+MessageText = Annotated[str, msgspec.Meta(min_length=1)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 Timeout = Annotated[int, msgspec.Meta(ge=1_000, le=600_000)]
 Depth = Annotated[int, msgspec.Meta(ge=1, le=10)]
@@ -66,7 +66,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class A2ATaskParams(msgspec.Struct, frozen=True, gc=False, kw_only=True, rename="camel", omit_defaults=True):
-    message: Words
+    message: MessageText
     skill: Name | None = None
     timeout_ms: Timeout | None = None
     not_before_ms: Moment | None = None
@@ -77,7 +77,7 @@ class A2ATaskSendRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True, re
     """The task's fields are in `params`, which then counts as a whole, or at the top level. `method` is ignored."""
 
     params: A2ATaskParams | None = None
-    message: Words | None = None
+    message: MessageText | None = None
     skill: Name | None = None
     timeout_ms: Timeout | None = None
     not_before_ms: Moment | None = None
@@ -169,14 +169,14 @@ def _made_files(view: TaskView) -> Iterator[File]:
 
 
 def _parts(content: tuple[Content, ...], link: Link) -> tuple[A2APart, ...]:
-    return tuple(A2APart(text=text) for part in content if (text := _words(part, link)))
+    return tuple(A2APart(text=text) for part in content if (text := _part_text(part, link)))
 
 
 def _text(parts: tuple[A2APart, ...]) -> str:
     return "".join(part.text for part in parts)
 
 
-def _words(part: Content, link: Link) -> str:
+def _part_text(part: Content, link: Link) -> str:
     match part:
         case Text(text=text):
             return text
@@ -192,15 +192,15 @@ def _words(part: Content, link: Link) -> str:
 
 def read_send(request: A2ATaskSendRequest, hop: Hop | None = None) -> SimpleSend:
     """The request's fields: of `params` if it is given, except that the depth may be at the top level."""
-    given: Any = request.params if request.params is not None else request
-    if given.message is None or not given.message.strip():
+    params: Any = request.params if request.params is not None else request
+    if params.message is None or not params.message.strip():
         raise Invalid("invalid_request", NO_MESSAGE)
     return SimpleSend(
-        message=given.message,
-        skill=given.skill,
-        timeout_ms=given.timeout_ms,
-        not_before_ms=given.not_before_ms,
-        depth=given.depth or request.depth or 1,
+        message=params.message,
+        skill=params.skill,
+        timeout_ms=params.timeout_ms,
+        not_before_ms=params.not_before_ms,
+        depth=params.depth or request.depth or 1,
         source_agent=request.source_agent,
         hop=hop,
     )

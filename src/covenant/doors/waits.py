@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -16,13 +16,13 @@ from typing import Any, Self, TypeVar
 from starlette.types import Receive, Send
 
 from covenant.doors.http.server.http_exchange import HttpExchange
+from covenant.doors.http.server.http_refusals import stopping
 from covenant.exchange.access.principals import IdentityAuth, Principal
-from covenant.model.errors import OverLimit, Refusal, Unauthenticated, Unavailable
+from covenant.model.errors import OverLimit, Unauthenticated
 from covenant.model.ids import PublicKey
 from covenant.model.settings import Limits
 
 T = TypeVar("T")
-STOPPING_RETRY_MS = 1_000
 CROWDED_RETRY_MS = 1_000
 
 
@@ -31,17 +31,17 @@ class CallerGoneError(Exception):
 
 
 class OnDisconnect:
-    """Calls `call` once if the caller leaves while this context is open.
+    """Calls `callback` once if the caller leaves while this context is open.
 
     Under an ASGI server other than our own, the request must have been read to its end.
     """
 
-    __slots__ = ("_before", "_call", "_exchange", "_listener", "_receive")
+    __slots__ = ("_before", "_callback", "_exchange", "_listener", "_receive")
 
-    def __init__(self, send: Send, receive: Receive, call: Callable[[], None]) -> None:
+    def __init__(self, send: Send, receive: Receive, callback: Callable[[], None]) -> None:
         self._exchange = send if isinstance(send, HttpExchange) else None
         self._receive = receive
-        self._call = call
+        self._callback = callback
         self._before: Callable[[], None] | None = None
         self._listener: asyncio.Task[None] | None = None
 
@@ -50,9 +50,9 @@ class OnDisconnect:
         if exchange is None:
             self._listener = asyncio.ensure_future(self._listen())
         else:
-            self._before, exchange.on_disconnect = exchange.on_disconnect, self._call
+            self._before, exchange.on_disconnect = exchange.on_disconnect, self._callback
             if exchange.disconnected:
-                self._call()
+                self._callback()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -64,7 +64,7 @@ class OnDisconnect:
     async def _listen(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self._call()
+        self._callback()
 
 
 class CancelScope:
@@ -83,7 +83,7 @@ class CancelScope:
     def end(self, reason: Exception) -> None:
         if self._reason is None and self._work is not None:
             self._reason = reason
-            # Not at once: the work itself may call this, and could end before it is canceled.
+            # Not at once: if the work itself calls this, it could end before it is canceled.
             self._work.get_loop().call_soon(self._cancel)
 
     def leave(self) -> None:
@@ -98,7 +98,7 @@ class CancelScope:
         work, self._work = self._work, None
         if self._reason is not None and kind is not None and issubclass(kind, asyncio.CancelledError):
             assert work is not None
-            # If somebody else has canceled the work too, that cancellation goes on.
+            # If other code has canceled the work as well, its cancellation continues.
             if work.uncancel() == 0:
                 raise self._reason from None
 
@@ -111,7 +111,7 @@ def while_connected(send: Send, receive: Receive) -> Iterator[CancelScope]:
 
 
 class Pause:
-    """A wait of one call. It can be ended early: the caller has left, or may not wait any more."""
+    """A wait of one call, which ends early if the caller leaves or may not wait any more."""
 
     caller_gone = False
 
@@ -127,9 +127,9 @@ class Pause:
         if not self._ended.done():
             self._ended.set_result(reason)
 
-    async def until(self, happening: Coroutine[Any, Any, T]) -> T:
-        """The result of `happening`, unless the wait is ended first."""
-        watched = asyncio.ensure_future(happening)
+    async def until(self, awaitable: Awaitable[T]) -> T:
+        """The result of `awaitable`, unless the wait is ended first."""
+        watched = asyncio.ensure_future(awaitable)
         try:
             await asyncio.wait((watched, self._ended), return_when=asyncio.FIRST_COMPLETED)
             if self._ended.done():
@@ -146,7 +146,7 @@ class Waits:
         self._identity_auth = identity_auth
         self._limits = limits
         self._open: set[Pause] = set()
-        self._open_of: Counter[PublicKey] = Counter()
+        self._open_by_caller: Counter[PublicKey] = Counter()
         self.stopping = False
 
     @contextmanager
@@ -156,9 +156,9 @@ class Waits:
         self._check_room(caller)
         pause = Pause()
         if self.stopping:
-            pause.end(_stopping())
+            pause.end(stopping())
         self._open.add(pause)
-        self._open_of[caller] += 1
+        self._open_by_caller[caller] += 1
         try:
             with self._identity_auth.session(
                 principal, lambda: pause.end(Unauthenticated("unknown_token", "unknown or revoked token"))
@@ -166,12 +166,12 @@ class Waits:
                 yield pause
         finally:
             self._open.discard(pause)
-            self._open_of[caller] -= 1
-            if not self._open_of[caller]:
-                del self._open_of[caller]
+            self._open_by_caller[caller] -= 1
+            if not self._open_by_caller[caller]:
+                del self._open_by_caller[caller]
 
     def _check_room(self, caller: PublicKey) -> None:
-        if self._open_of[caller] >= self._limits.waits_per_caller_max:
+        if self._open_by_caller[caller] >= self._limits.waits_per_caller_max:
             message = (
                 f"{self._limits.waits_per_caller_max} of your requests wait already; end some, or ask without a wait"
             )
@@ -185,8 +185,4 @@ class Waits:
         """Ends every wait, now and from now on."""
         self.stopping = True
         for pause in tuple(self._open):
-            pause.end(_stopping())
-
-
-def _stopping() -> Refusal:
-    return Unavailable("stopping", "the daemon is stopping; ask again", retry_after_ms=STOPPING_RETRY_MS)
+            pause.end(stopping())

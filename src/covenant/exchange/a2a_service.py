@@ -14,7 +14,7 @@ import msgspec
 
 from covenant.exchange.access.tenants import Caller
 from covenant.exchange.catalogue import CLIENT, Catalogue
-from covenant.exchange.delegation import tell_caller
+from covenant.exchange.delegation import signal_caller
 from covenant.exchange.stored_files import StoredFiles
 from covenant.exchange.tasks.builder import (
     UNGUESSABLE_LENGTH_MIN,
@@ -81,16 +81,17 @@ _Prepared = tuple[TaskId, Task | None, IdempotencyKey | None]
 """The id of the message's task; the task itself, if the message begins one; and the idempotency key."""
 
 
-class _Sent(msgspec.Struct, frozen=True, gc=False):
-    """A message that is durable. `from_watch`: the watch has the task from its first step on.
+class _DurableMessage(msgspec.Struct, frozen=True, gc=False):
+    """Where the steps that answer a durable message are found.
 
-    Otherwise earlier steps must be read from the ledger, up to `through`.
+    `from_watch`: the watch has the task from its first step on. Otherwise the steps up to `through` are read from the
+    ledger.
     """
 
     from_watch: bool = False
     through: int | None = None
-    again: bool = False
-    """The message was sent before: steps that followed it may be older than the watch."""
+    repeated: bool = False
+    """The message was sent before, so that steps after it may be older than the watch."""
 
 
 class A2AExchange:
@@ -126,15 +127,15 @@ class A2AExchange:
         task_id, task, key = await self._prepare(call, sent)
         with self._ledger.watch(task_id, new=key is None and task is not None) as watch:
             if task is None:
-                done = await self._continue(call, sent, task_id, key)
+                durable = await self._continue(call, sent, task_id, key)
             else:
                 # Inlined: an extra coroutine costs time at every suspension of the ones that it awaits.
                 bytes_max = self.settings.message_bytes_max
                 accepted = await self.writer.submit(task, bytes_max=bytes_max, push=sent.push, minted=key is None)
-                done = _REPEATED if accepted.duplicate else _NEW
+                durable = _REPEATED if accepted.duplicate else _NEW
             builder = None
-            if not done.from_watch:
-                builder = await self.reader.past(task_id, None if done.again else done.through)
+            if not durable.from_watch:
+                builder = await self.reader.past(task_id, None if durable.repeated else durable.through)
             if sent.blocking:
                 view = await self.reader.at_rest(task_id, watch, builder, self.settings.blocking_ms_max)
             else:
@@ -144,7 +145,7 @@ class A2AExchange:
                         builder.catch_up(steps)
                     else:
                         builder = await self.reader.past(task_id, 1)
-                view = builder.known()
+                view = builder.existing_view()
             return view if view.state is not TaskState.SUBMITTED else self._with_absence(call.agent, view)
 
     async def stream(self, call: A2ARequest, sent: SendMessage) -> TaskStream:
@@ -152,25 +153,25 @@ class A2AExchange:
         task_id, task, key = await self._prepare(call, sent)
         with handed_over(self._ledger.watch(task_id, new=key is None and task is not None)) as watch:
             if task is None:
-                done = await self._continue(call, sent, task_id, key)
+                durable = await self._continue(call, sent, task_id, key)
             else:
                 bytes_max = self.settings.message_bytes_max
                 accepted = await self.writer.submit(task, bytes_max=bytes_max, push=sent.push, minted=key is None)
-                done = _REPEATED if accepted.duplicate else _NEW
-            if not done.from_watch:
-                view = (await self.reader.past(task_id, done.through or 1)).known()
+                durable = _REPEATED if accepted.duplicate else _NEW
+            if not durable.from_watch:
+                view = (await self.reader.past(task_id, durable.through or 1)).existing_view()
                 return TaskStream(self._ledger, watch, view, ends_when_parked=True)
             opening = await self._opening(watch)
             if not opening:  # the watch was cut
-                view = (await self.reader.past(task_id, 1)).known()
+                view = (await self.reader.past(task_id, 1)).existing_view()
                 return TaskStream(self._ledger, watch, view, ends_when_parked=True)
             first, *steps = opening
             builder = TaskViewBuilder()
             builder.add(first)
-            view, reply = self._with_absence(call.agent, builder.known()), None
+            view, reply = self._with_absence(call.agent, builder.existing_view()), None
             if steps and isinstance(last := steps[-1].what, Ended) and last.result.reply is True:
                 builder.catch_up(steps)
-                reply = builder.known()
+                reply = builder.existing_view()
             return TaskStream(self._ledger, watch, view, backlog=steps, reply=reply, ends_when_parked=True)
 
     async def subscribe(self, call: A2ARequest, request: Subscribe, *, from_start: bool, finished: bool) -> TaskStream:
@@ -320,7 +321,7 @@ class A2AExchange:
 
     async def _continue(
         self, call: A2ARequest, sent: SendMessage, task_id: TaskId, key: IdempotencyKey | None
-    ) -> _Sent:
+    ) -> _DurableMessage:
         """Makes a message to a known task durable. The caller watches the task already."""
         message, scope = sent.message, self.scope(call)
         update = next_message(message)
@@ -328,16 +329,16 @@ class A2AExchange:
         prefix = None if key is None else f"{unkeyed_id(call.caller, call.agent.id, key.key)}."
         ids = (self._new_id(),) if prefix is None else self._message_ids(update, prefix)
         if key is not None and self._has_message(update, view):
-            return _Sent(through=view.generation)
-        if update.parts and (files := self.writer.files) is not None and files.concerns(update.parts):
+            return _DurableMessage(through=view.generation)
+        if update.parts and (files := self.writer.files) is not None and files.may_store(update.parts):
             entry = await self._ledger.entry(task_id) if key is not None else None
-            if entry is None or all(message_id not in ids for message_id, _ in entry.said):
+            if entry is None or all(message_id not in ids for message_id, _ in entry.recent_ids):
                 # A repeated message is not stored again: the URLs of its files may have expired.
                 parts = await files.store(update.parts, account_of(view.task), task_id)
                 update = msgspec.structs.replace(update, parts=parts)
                 check_size(len(_encode(update)), self.settings.message_bytes_max)
             if key is not None and self._has_message(update, view):
-                return _Sent(through=view.generation)
+                return _DurableMessage(through=view.generation)
         else:
             check_size(len(_encode(update)), self.settings.message_bytes_max)
         if message.context_id not in (None, view.task.context_id):
@@ -359,9 +360,9 @@ class A2AExchange:
             )
         )
         if view.task.origin == DELEGATION and view.message is not None and asks_approval(view.message.metadata):
-            await tell_caller(self._ledger, view.task, reported.generation)
+            await signal_caller(self._ledger, view.task, reported.generation)
         # Steps before this message are no answer to it; steps after it are.
-        return _Sent(through=reported.generation, again=reported.duplicate)
+        return _DurableMessage(through=reported.generation, repeated=reported.duplicate)
 
     def _message_ids(self, update: MessageUpdate, prefix: str) -> tuple[str, ...]:
         """The message's id, derived from its idempotency key and content; then its id by an earlier rule, if another.
@@ -400,5 +401,5 @@ class A2AExchange:
         return steps
 
 
-_NEW: Final = _Sent(from_watch=True)
-_REPEATED: Final = _Sent()
+_NEW: Final = _DurableMessage(from_watch=True)
+_REPEATED: Final = _DurableMessage()

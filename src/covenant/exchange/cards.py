@@ -82,7 +82,7 @@ CAPABILITIES: Final = {
 AGENTS_PATH: Final = "/v1/a2a/agents"
 A2A_PATH: Final = "/v1/a2a"
 KEYS_PATH: Final = "/.well-known/jwks.json"
-CARDS_KEPT_MAX: Final = 4_096
+CARDS_CACHED_MAX: Final = 4_096
 """The most signed cards in memory; a card beyond that is signed again on demand."""
 LIMITS_URI: Final = "urn:covenant:limits"
 INPUT_MODES: Final = ("text/plain",)
@@ -280,33 +280,33 @@ class CardFeatures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def agent_card(
-    agent: CatalogueAgent, base_url: str, offer: CardFeatures | None = None, *, token_needed: bool = True
+    agent: CatalogueAgent, base_url: str, features: CardFeatures | None = None, *, token_needed: bool = True
 ) -> AgentCard:
     """An unsigned card. Without `token_needed` the card says that anybody may call."""
-    offer = offer or CardFeatures()
+    features = features or CardFeatures()
     definition = agent.definition
     return AgentCard(
         name=definition.name or definition.id,
         description=_description(definition),
-        supported_interfaces=_interfaces(f"{base_url}{AGENTS_PATH}/{definition.id}", agent, offer),
-        provider=_provider(offer, base_url),
+        supported_interfaces=_interfaces(f"{base_url}{AGENTS_PATH}/{definition.id}", agent, features),
+        provider=_provider(features, base_url),
         version=_version(agent),
-        documentation_url=offer.documentation_url,
+        documentation_url=features.documentation_url,
         capabilities=Capabilities(
             streaming=True,
-            push_notifications=offer.push_notifications,
+            push_notifications=features.push_notifications,
             # A caller without a token is unknown, and has no extended card.
             extended_agent_card=token_needed,
             extensions=(
                 *(Extension(uri=uri, required=True) for uri in definition.extensions),
-                *_sealed_delegation(agent, base_url, offer),
+                *_sealed_delegation(agent, base_url, features),
             ),
         ),
         security_schemes=_SCHEMES,
         security_requirements=_REQUIRED if token_needed else (),
         default_input_modes=definition.input_modes or INPUT_MODES,
         default_output_modes=definition.output_modes or OUTPUT_MODES,
-        skills=skills_of(definition, tools_for(agent.tenant, offer.tools), _abilities(agent, offer)),
+        skills=skills_of(definition, tools_for(agent.tenant, features.tools), _abilities(agent, features)),
     )
 
 
@@ -315,32 +315,32 @@ def takes_sealed(agent: CatalogueAgent, peer_profiles: tuple[str, ...] | None) -
     return peer_profiles is not None and agent.offered_to_peers(peer_profiles)
 
 
-def _sealed_delegation(agent: CatalogueAgent, base_url: str, offer: CardFeatures) -> tuple[Extension, ...]:
-    if not takes_sealed(agent, offer.peer_profiles):
+def _sealed_delegation(agent: CatalogueAgent, base_url: str, features: CardFeatures) -> tuple[Extension, ...]:
+    if not takes_sealed(agent, features.peer_profiles):
         return ()
     params = {
         "profile": agent.id,
         "identity": base_url + IDENTITY_PATH,
         "receive": base_url + RECEIVE_PATH,
         "poll": base_url + POLL_PATH,
-        "versions": list(HYBRID_VERSIONS if HYBRID_SUITE in offer.peer_suites else SUPPORTED_VERSIONS),
-        "suites": list(offer.peer_suites),
+        "versions": list(HYBRID_VERSIONS if HYBRID_SUITE in features.peer_suites else SUPPORTED_VERSIONS),
+        "suites": list(features.peer_suites),
     }
     return (Extension(uri=SEALED_DELEGATION, description="Takes this work in sealed envelopes too", params=params),)
 
 
-def stub_card(base_url: str, offer: CardFeatures | None = None) -> AgentCard:
+def stub_card(base_url: str, features: CardFeatures | None = None) -> AgentCard:
     """The card for callers without a token: how to authenticate, and the address of `index`, which every tenant has."""
-    offer = offer or CardFeatures()
+    features = features or CardFeatures()
     return AgentCard(
         name="covenant",
         description="Agents behind a token: authenticate, then fetch the card of one of them.",
         supported_interfaces=(
             Interface(url=f"{base_url}{A2A_PATH}/agents/{INDEX}", protocol_binding=JSONRPC, protocol_version="1.0"),
         ),
-        provider=_provider(offer, base_url),
+        provider=_provider(features, base_url),
         version="stub",
-        documentation_url=offer.documentation_url,
+        documentation_url=features.documentation_url,
         capabilities=Capabilities(streaming=True, push_notifications=False, extended_agent_card=False),
         security_schemes=_SCHEMES,
         security_requirements=_REQUIRED,
@@ -350,20 +350,20 @@ def stub_card(base_url: str, offer: CardFeatures | None = None) -> AgentCard:
     )
 
 
-def _abilities(agent: CatalogueAgent, offer: CardFeatures) -> frozenset[str] | None:
+def _abilities(agent: CatalogueAgent, features: CardFeatures) -> frozenset[str] | None:
     """The commands that this agent's tenant may use: MCP servers and registered agents belong to some tenants."""
-    if offer.abilities is None:
+    if features.abilities is None:
         return None
     missing = {
         command
-        for command, tenants in ((MCP, offer.mcp_tenants), ("/a2a", offer.remote_tenants))
+        for command, tenants in ((MCP, features.mcp_tenants), ("/a2a", features.remote_tenants))
         if agent.tenant not in tenants
     }
-    return offer.abilities - missing
+    return features.abilities - missing
 
 
-def _provider(offer: CardFeatures, base_url: str) -> Provider | None:
-    provider = offer.provider
+def _provider(features: CardFeatures, base_url: str) -> Provider | None:
+    provider = features.provider
     return provider if provider is None or provider.url else msgspec.structs.replace(provider, url=base_url)
 
 
@@ -381,7 +381,7 @@ def _version(agent: CatalogueAgent) -> str:
     return hashlib.sha256(msgspec.json.encode(agent.definition)).hexdigest()[:12]
 
 
-def _interfaces(url: str, agent: CatalogueAgent, offer: CardFeatures) -> tuple[Interface, ...]:
+def _interfaces(url: str, agent: CatalogueAgent, features: CardFeatures) -> tuple[Interface, ...]:
     """The preferred interface comes first. A2A 0.3 has the same addresses, and comes last."""
     found = [
         Interface(url=url, protocol_binding=JSONRPC, protocol_version="1.0"),
@@ -391,12 +391,12 @@ def _interfaces(url: str, agent: CatalogueAgent, offer: CardFeatures) -> tuple[I
         Interface(url=url, protocol_binding=JSONRPC, protocol_version="0.3"),
         Interface(url=url, protocol_binding=HTTP_JSON, protocol_version="0.3"),
     ]
-    if offer.grpc_port is not None:
+    if features.grpc_port is not None:
         host = urlsplit(url).hostname or "localhost"
-        at_host = f"[{host}]:{offer.grpc_port}" if ":" in host else f"{host}:{offer.grpc_port}"
-        address = offer.grpc_address or at_host
+        at_host = f"[{host}]:{features.grpc_port}" if ":" in host else f"{host}:{features.grpc_port}"
+        address = features.grpc_address or at_host
         found.append(Interface(url=address, protocol_binding=GRPC, protocol_version="1.0", tenant=agent.id))
-        if (agent.tenant, agent.id) == (DEFAULT, offer.published):
+        if (agent.tenant, agent.id) == (DEFAULT, features.published):
             old.append(Interface(url=address, protocol_binding=GRPC, protocol_version="0.3"))
     return (*found, *old)
 
@@ -415,7 +415,7 @@ class Cards:
         """`features` returns the features that are switched on now."""
         self.features = features
         self._signer = signer
-        self._kept: dict[_Key, tuple[object, AgentCard]] = {}
+        self._cache: dict[_Key, tuple[object, AgentCard]] = {}
 
     def card(self, agent: CatalogueAgent, base_url: str, *, token_needed: bool = True) -> AgentCard:
         key = _Key(agent.tenant, agent.id, base_url, "own" if token_needed else "open")
@@ -454,14 +454,14 @@ class Cards:
     def _signed(self, key: _Key, made_of: object, make: Callable[[], AgentCard]) -> AgentCard:
         # The daemon's features may change while it runs: an MCP server's tools are known only after its first start.
         made_of = (made_of, self.features())
-        known = self._kept.get(key)
+        known = self._cache.get(key)
         if known is not None and known[0] == made_of:
             return known[1]
         card = self._sign(make(), key.base_url)
         # The oldest card makes room: callers choose the host in a URL, and must not choose how much is kept.
-        if key not in self._kept and len(self._kept) >= CARDS_KEPT_MAX:
-            del self._kept[next(iter(self._kept))]
-        self._kept[key] = (made_of, card)
+        if key not in self._cache and len(self._cache) >= CARDS_CACHED_MAX:
+            del self._cache[next(iter(self._cache))]
+        self._cache[key] = (made_of, card)
         return card
 
     def _sign(self, card: AgentCard, base_url: str) -> AgentCard:

@@ -35,7 +35,7 @@ from covenant.seal.keys import CursorSeal, derived_key, derived_secret, public_k
 CLIENT: Final = "client"
 AWAY_RETRY_MS: Final = 2_000
 
-_RANK: Final = {"builtin": 0, "code": 1, "file": 2, "stored": 3}
+_SOURCE_RANK: Final = {"builtin": 0, "code": 1, "file": 2, "stored": 3}
 
 
 class Catalogue:
@@ -106,7 +106,7 @@ class Catalogue:
             if owner == tenant:
                 found.pop(agent_id, None)
                 found[agent_id] = agent
-        return (_index(tenant), *sorted(found.values(), key=_place))
+        return (_index(tenant), *sorted(found.values(), key=_listing_order))
 
     async def announce(self) -> None:
         """Tells the other nodes which agents this one serves from code and files."""
@@ -288,8 +288,8 @@ def _key(agent: CatalogueAgent) -> tuple[str, str]:
     return agent.tenant, agent.id
 
 
-def _place(agent: CatalogueAgent) -> tuple[int, str]:
-    return _RANK[agent.source], agent.id if agent.source == "file" else ""
+def _listing_order(agent: CatalogueAgent) -> tuple[int, str]:
+    return _SOURCE_RANK[agent.source], agent.id if agent.source == "file" else ""
 
 
 def _index(tenant: str) -> CatalogueAgent:

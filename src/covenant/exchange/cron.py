@@ -128,10 +128,10 @@ def _number(text: str, words: list[str], least: int) -> int:
     return int(text)
 
 
-After = Callable[[int], int | None]
+NextMoment = Callable[[int], int | None]
 
 
-def read_times(schedule: Schedule) -> After:
+def read_times(schedule: Schedule) -> NextMoment:
     """A function that returns the next moment after a given one. Raises `Invalid` for an invalid schedule."""
     if bool(schedule.cron) == bool(schedule.every_s):
         raise invalid_schedule(f"schedule {schedule.id!r}: give either cron, or an every_s of at least 1")

@@ -35,13 +35,24 @@ from covenant.model.errors import Conflict, Invalid, Refusal
 from covenant.model.ids import AgentId, TaskId
 from covenant.model.question import PersonDecision
 from covenant.model.settings import MESSAGE_BYTES_MAX, DelegationSettings
-from covenant.model.task import DELEGATION, ELSEWHERE, PEERS, Hop, Result, Target, Task, check_chain, fingerprint
+from covenant.model.task import (
+    DELEGATION,
+    PEER_RECIPIENT,
+    URL_RECIPIENT,
+    Hop,
+    Result,
+    Target,
+    Task,
+    check_chain,
+    fingerprint,
+)
 from covenant.model.task_event import MessageUpdate, Signal
 from covenant.model.task_view import TaskView, TaskViewBuilder
+from covenant.model.tenants import host_of
 from covenant.model.tracing import OFF, Tracer, trace_of, traced
 
 ORPHANS_WAIT_MS: Final = 60_000
-REFUSED_S: Final = 10.0
+RETRY_S: Final = 10.0
 
 log = logging.getLogger(__name__)
 _encode = msgspec.json.Encoder().encode
@@ -59,7 +70,7 @@ class Callee(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         return self.identity.pubkey + (self.remote.label if self.remote is not None else "")
 
     @property
-    def elsewhere(self) -> bool:
+    def is_remote(self) -> bool:
         return self.remote is not None
 
 
@@ -107,10 +118,10 @@ class Delegations:
         return self._presence.absence(callee.identity)
 
     def callee(self, caller: AgentId, named: str) -> Callee:
-        """The agent: of the caller's tenant; a remote one by its URL or registered name; or a peer's."""
-        tenant = tenant_of(caller)
+        """An agent of the caller's tenant, a remote agent by its URL or registered name, or an agent of a peer."""
+        tenant = host_of(caller.display)
         if named.startswith(("http://", "https://")):
-            return Callee(identity=self._catalogue.identity(tenant, ELSEWHERE), remote=Target(url=named))
+            return Callee(identity=self._catalogue.identity(tenant, URL_RECIPIENT), remote=Target(url=named))
         agent = self._catalogue.agent(tenant, named)
         if agent is not None:
             identity = self._catalogue.identity(tenant, named)
@@ -125,16 +136,16 @@ class Delegations:
             if agent.definition.url:
                 return Callee(identity=identity, agent=agent, remote=Target(url=agent.definition.url))
         else:
-            identity = self._catalogue.identity(tenant, ELSEWHERE)
+            identity = self._catalogue.identity(tenant, URL_RECIPIENT)
         url = self._registered(tenant, named)
         if url is not None:
             return Callee(identity=identity, agent=agent, remote=Target(name=named, url=url))
         peer = self._peers(tenant, named) if agent is None else None
         if peer is None:
             raise self._catalogue.missing(tenant, named)
-        return Callee(identity=self._catalogue.identity(tenant, PEERS), remote=peer)
+        return Callee(identity=self._catalogue.identity(tenant, PEER_RECIPIENT), remote=peer)
 
-    def delegated(
+    def build(
         self,
         parent: Task,
         caller: AgentId,
@@ -160,7 +171,7 @@ class Delegations:
             sender=caller,
             recipient=callee.identity,
             parts=parts,
-            tenant=tenant_of(caller),
+            tenant=host_of(caller.display),
             origin=DELEGATION,
             hop=Hop(depth=depth, chain=chain),
             context_id=parent.context_id or parent.id,
@@ -201,9 +212,9 @@ class Delegations:
                 wait_ms = delegated.until_ms - self.ledger.now_ms()
                 give_up_ms = self.ledger.clock.monotonic_ms() + wait_ms
             view = await self._reader.at_rest(task.id, watch, builder, wait_ms)
-        return await self._read_on(view, give_up_ms)
+        return await self._wait_until_rest(view, give_up_ms)
 
-    async def _read_on(self, view: TaskView, give_up_ms: int | None) -> TaskView:
+    async def _wait_until_rest(self, view: TaskView, give_up_ms: int | None) -> TaskView:
         """Keeps waiting after the watch was cut. When the caller's time is over, the task is canceled."""
         task, monotonic_ms = view.task, self.ledger.clock.monotonic_ms
         while not view.state.rests:
@@ -212,7 +223,7 @@ class Delegations:
                 await self.ledger.finished(task.id, left_ms)
             else:
                 await self.cancel(task, "its caller's time is over")
-            view = (await self._reader.past(task.id)).known()
+            view = (await self._reader.past(task.id)).existing_view()
         return view
 
     async def answer(self, child: TaskId, parent: Task, parts: tuple[Content, ...], message_id: str) -> TaskView:
@@ -227,14 +238,14 @@ class Delegations:
                 Continue(task_id=child, message=update, message_id=message_id, by=parent.recipient)
             )
             view = await self._reader.at_rest(child, watch, await self._reader.past(child))
-        return await self._read_on(view, None)
+        return await self._wait_until_rest(view, None)
 
     async def pass_on(self, child: TaskId, parent: Task, decision: PersonDecision | None, message_id: str) -> TaskView:
         """Sends a person's decision to a child, unless it is None or too late; then waits like `perform`."""
         if decision is not None:
             with suppress(Conflict):
                 return await self.answer(child, parent, decision.as_parts(), message_id)
-        return await self._read_on((await self._reader.past(child)).known(), None)
+        return await self._wait_until_rest((await self._reader.past(child)).existing_view(), None)
 
     async def cancel(self, task: Task, reason: str) -> Result:
         """Cancels a task; returns its result: that of the cancel, or the one that it had ended with before."""
@@ -245,9 +256,9 @@ class Delegations:
         entry = await self.ledger.entry(parent.id)
         now_ms, ages = self.ledger.now_ms(), self.ledger.clock.ages
         deadline_ms = parent.deadline_ms
-        judged = deadline_ms is not None and self.ledger.clock.left_ms(deadline_ms) is not None
+        deadline_counts = deadline_ms is not None and self.ledger.clock.left_ms(deadline_ms) is not None
         moments = [
-            deadline_ms if judged else None,
+            deadline_ms if deadline_counts else None,
             entry.times_out_at_ms(now_ms, ages) if entry is not None else None,
             now_ms + timeout_ms if timeout_ms is not None else None,
             now_ms + int(left_ms) if left_ms is not None else None,
@@ -260,10 +271,6 @@ class Delegations:
 
 def digest_of(parts: Sequence[Content]) -> str:
     return hashlib.sha256(_encode(parts)).hexdigest()
-
-
-def tenant_of(agent: AgentId) -> str:
-    return agent.display.partition("@")[2]
 
 
 def peer_target(definition: AgentDefinition) -> Target | None:
@@ -295,18 +302,18 @@ class OrphanCanceller:
             except Refusal as refusal:
                 # Most likely the disk is full. The orphans are found again once records can be written.
                 log.warning("delegation.orphans_left", extra={"code": refusal.code, "reason": refusal.message})
-                await asyncio.sleep(REFUSED_S)
+                await asyncio.sleep(RETRY_S)
 
 
 def answered_signal(child: TaskId) -> str:
-    """The signal that tells a task that its child's question was answered."""
+    """The name of the signal to a task whose child's question was answered."""
     return f"covenant.answered.{child}"
 
 
-async def tell_caller(ledger: TaskLedger, child: Task, generation: int) -> None:
-    """Signals a child's caller that the child was answered directly, if the caller waits for that or may soon.
+async def signal_caller(ledger: TaskLedger, child: Task, generation: int) -> None:
+    """Signals a child's caller that the child was answered directly, if the caller waits for that or may do so soon.
 
-    A daemon that is killed before this leaves the caller parked: the answer can be given to the caller, too.
+    If the daemon is killed before the signal, the caller stays parked. A person can then answer the caller, too.
     """
     if child.origin != DELEGATION or child.parent is None:
         return

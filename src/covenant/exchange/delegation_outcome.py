@@ -61,7 +61,7 @@ def by_task(delegation: Delegation, outcome: DelegationOutcome | None) -> Delega
 
 
 def view_outcome(view: TaskView | None) -> DelegationOutcome:
-    """The outcome of a task that has ended. One that is not kept any more counts as canceled."""
+    """The outcome of a task that has ended. A task that was erased counts as canceled."""
     return task_outcome(view.state, view.cause, view.result) if view is not None else "cancelled"
 
 
@@ -81,7 +81,7 @@ def settled_as(state: DelegationState, outcome: DelegationOutcome) -> Delegation
 
 
 async def read_task_evidence(ledger: TaskLedger, task_id: TaskId) -> dict[str, Any] | None:
-    """None if the delegation has not ended, or if its result came without a proof."""
+    """The evidence in the task's updates. None: the delegation has not ended, or its result came without a proof."""
     parts: dict[tuple[str, int], dict[int, str]] = {}
     steps = await ledger.steps(task_id, 0, STEPS_MAX)
     while steps:

@@ -75,11 +75,11 @@ class FileLinks:
         except ValueError:
             return None
         linked = self.match(split.path, split.query, expired=expired)
-        if linked is None and _PATH.search(split.path) and not self._is_elsewhere(split.query):
+        if linked is None and _PATH.search(split.path) and not self._is_foreign(split.query):
             raise Forbidden("link_changed", "this file's URL was changed; use it exactly as it was given out")
         return linked
 
-    def _is_elsewhere(self, query: str) -> bool:
+    def _is_foreign(self, query: str) -> bool:
         """Whether the URL may be another instance's: it has a signature without our mark."""
         given = dict(parse_qsl(query, max_num_fields=8)) if query.count("&") < 8 else {}
         signature = given.get("signature", "")

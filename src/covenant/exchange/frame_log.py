@@ -2,8 +2,8 @@
 
 A call is kept when it is over, under the tasks that its answer or its path names; a refused call is not kept. The bytes
 of a frame, the frames and bytes of one task, the number of tasks and the bytes of all are bounded. In a task the oldest
-frames go first; of all tasks, the one that was added to longest ago. If calls come faster than they can be kept, they
-are left out and counted.
+frames are dropped first; of all tasks, the one whose newest frame is oldest. Calls that come faster than they can be
+kept are left out and counted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 
 from covenant.exchange.task_logs import TURN
 from covenant.model.ids import TaskId
-from covenant.wire.frame_redaction import redact_answered, redact_body, redact_sent
+from covenant.wire.frame_redaction import redact_answer_headers, redact_body, redact_request_headers
 
 CAPTURED_BYTES_MAX: Final = 64 * 1024
 """The most bytes of a request, and of its answer."""
@@ -32,11 +32,11 @@ OVERHEAD: Final = 200
 """The approximate bytes of a frame besides its texts."""
 
 Direction = Literal["in", "out"]
-Belongs = Callable[[TaskId], Awaitable[object | None]]
-"""Returns something if the task exists, else None."""
+FindTask = Callable[[TaskId], Awaitable[object | None]]
+"""Returns None if the task does not exist."""
 _UUID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
-_INNER: Final = ("result", "task", "message", "statusUpdate", "artifactUpdate", "lease")
-_NAMED: Final = ("taskId", "task_id", "request_id")
+_NESTED_FIELDS: Final = ("result", "task", "message", "statusUpdate", "artifactUpdate", "lease")
+_ID_FIELDS: Final = ("taskId", "task_id", "request_id")
 
 
 class LoggedFrame(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
@@ -56,7 +56,7 @@ class LoggedFrame(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defa
 
 
 class CapturedCall:
-    """One request and its answer while they are on their way. `direction` is that of the request."""
+    """One request and its answer, while the call runs. `direction` is that of the request."""
 
     __slots__ = (
         "answer",
@@ -117,15 +117,15 @@ class _TaskFrames:
 class FrameLog:
     """Must be used on one event loop. `run` stores captured calls, and so does each read."""
 
-    def __init__(self, now_ms: Callable[[], int], *, bytes_max: int, belongs: Belongs) -> None:
+    def __init__(self, now_ms: Callable[[], int], *, bytes_max: int, find_task: FindTask) -> None:
         self.now_ms: Final = now_ms
-        self._belongs = belongs
+        self._find_task = find_task
         self._bytes_max = bytes_max
         self._tasks: OrderedDict[TaskId, _TaskFrames] = OrderedDict()
         self.bytes = 0
         self._waiting: deque[CapturedCall] = deque()
-        self._news = asyncio.Event()
-        self._keeping = asyncio.Lock()
+        self._wakeup = asyncio.Event()
+        self._storing = asyncio.Lock()
         self._lost = 0
         self._erased = False
 
@@ -135,49 +135,49 @@ class FrameLog:
             self._lost += 1
             return
         self._waiting.append(call)
-        self._news.set()
+        self._wakeup.set()
 
     async def run(self) -> None:
         while True:
-            await self._news.wait()
+            await self._wakeup.wait()
             if self._erased:
                 self._erased = False
                 await self.forget_unknown()
-            await self._keep_all()
+            await self._store_waiting()
 
     def on_erased(self) -> None:
         """Called when tasks were erased: their frames go soon, and nobody can read them meanwhile."""
         self._erased = True
-        self._news.set()
+        self._wakeup.set()
 
     async def read(self, task_id: TaskId) -> FramePage:
         """The task's frames in the order of time, including all calls that are over by now."""
-        await self._keep_all()
+        await self._store_waiting()
         known = self._tasks.get(task_id)
-        if known is None or (self._erased and await self._belongs(task_id) is None):
+        if known is None or (self._erased and await self._find_task(task_id) is None):
             return FramePage((), lost=self._lost)
         ordered = sorted(known.frames, key=lambda frame: frame.at_ms)
         return FramePage(tuple(ordered), known.left_out, self._lost)
 
     async def forget_unknown(self) -> None:
         """Deletes the frames of tasks that no longer exist, also those that wait to be kept."""
-        await self._keep_all()
+        await self._store_waiting()
         for task_id in list(self._tasks):
-            if await self._belongs(task_id) is None:
-                gone = self._tasks.pop(task_id, None)
-                self.bytes -= gone.bytes if gone is not None else 0
+            if await self._find_task(task_id) is None:
+                removed = self._tasks.pop(task_id, None)
+                self.bytes -= removed.bytes if removed is not None else 0
 
-    async def _keep_all(self) -> None:
-        async with self._keeping:
+    async def _store_waiting(self) -> None:
+        async with self._storing:
             for _ in range(len(self._waiting)):
                 call = self._waiting.popleft()
                 # Parsing and redacting take a while, so a thread does them.
                 task_ids, frames = await asyncio.to_thread(_frames_of, call)
                 for task_id in task_ids:
-                    if await self._belongs(task_id) is not None:
+                    if await self._find_task(task_id) is not None:
                         self._add(task_id, frames)
             if not self._waiting:
-                self._news.clear()
+                self._wakeup.clear()
 
     def _add(self, task_id: TaskId, frames: tuple[LoggedFrame, ...]) -> None:
         known = self._tasks.pop(task_id, None) or _TaskFrames()
@@ -196,23 +196,23 @@ class FrameLog:
             self.bytes -= dropped.bytes
 
 
-class TurnCalls:
+class TurnCallCapture:
     """Captures the calls that agents make within their turns, for the daemon's fetcher."""
 
     def __init__(self, log: FrameLog) -> None:
         self._log = log
 
-    def sent(self, method: str, url: str, headers: Mapping[str, str], content: bytes) -> _TurnCall | None:
+    def sent(self, method: str, url: str, headers: Mapping[str, str], content: bytes) -> _CapturedTurnCall | None:
         turn = TURN.get()
         if turn is None:
             return None
         call = CapturedCall(self._log.now_ms(), "out", "remote", f"{method} {url.partition('?')[0]}", headers)
         call.task_id = turn.task.id
         call.add_request(content)
-        return _TurnCall(self._log, call)
+        return _CapturedTurnCall(self._log, call)
 
 
-class _TurnCall:
+class _CapturedTurnCall:
     def __init__(self, log: FrameLog, call: CapturedCall) -> None:
         self._log = log
         self._call = call
@@ -240,7 +240,7 @@ def _frames_of(call: CapturedCall) -> tuple[tuple[TaskId, ...], tuple[LoggedFram
         door=call.door,
         what=call.what,
         text=redact_body(bytes(call.request)),
-        headers=redact_sent(call.headers),
+        headers=redact_request_headers(call.headers),
         truncated=call.request_bytes > len(call.request),
     )
     reply = LoggedFrame(
@@ -249,7 +249,7 @@ def _frames_of(call: CapturedCall) -> tuple[tuple[TaskId, ...], tuple[LoggedFram
         door=call.door,
         what=call.outcome or str(call.status or "no answer"),
         text=redact_body(bytes(call.answer)),
-        headers=redact_answered(call.answer_headers),
+        headers=redact_answer_headers(call.answer_headers),
         truncated=call.answer_bytes > len(call.answer),
     )
     return task_ids, (request, reply)
@@ -262,7 +262,7 @@ def _task_ids(call: CapturedCall) -> list[TaskId]:
     answer = _answer_of(bytes(call.answer))
     if isinstance(answer, dict) and answer.get("error") is not None:
         return []
-    found = dict.fromkeys([*_UUID.findall(call.what), *_named_in(answer, 0)])
+    found = dict.fromkeys([*_UUID.findall(call.what), *_ids_in(answer, 0)])
     return [TaskId(name) for name in list(found)[:TASKS_OF_CALL_MAX]]
 
 
@@ -278,13 +278,13 @@ def _answer_of(data: bytes) -> Any:
         return None
 
 
-def _named_in(answer: Any, depth: int) -> Iterator[str]:
+def _ids_in(answer: Any, depth: int) -> Iterator[str]:
     if not isinstance(answer, dict) or depth > 2:
         return
-    given = [answer.get(name) for name in _NAMED]
+    given = [answer.get(name) for name in _ID_FIELDS]
     # A JSON-RPC call has an id, too: a task also has a status or a recipient.
     if "status" in answer or "recipient" in answer:
         given.append(answer.get("id"))
     yield from (name for name in given if isinstance(name, str) and _UUID.fullmatch(name))
-    for name in _INNER:
-        yield from _named_in(answer.get(name), depth + 1)
+    for name in _NESTED_FIELDS:
+        yield from _ids_in(answer.get(name), depth + 1)

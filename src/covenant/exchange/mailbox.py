@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from covenant.exchange.access.principals import Principal, require_operator
-from covenant.exchange.delegation import tell_caller
+from covenant.exchange.delegation import signal_caller
 from covenant.exchange.request_checks import check_reason, check_request_id, check_size, check_task, read_answer
 from covenant.exchange.stored_files import StoredFiles
 from covenant.exchange.tasks.builder import check_blocks, check_update
@@ -92,7 +92,7 @@ class MailboxExchange:
 
     async def accept(self, principal: Principal, task: Task) -> Accepted:
         digests = [check_task(task, self.limits.task_bytes_max)]
-        files = self._files if self._files is not None and self._files.concerns(task.parts) else None
+        files = self._files if self._files is not None and self._files.may_store(task.parts) else None
         if files is not None and (named := files.named_by_hash(task.parts)) is not task.parts:
             digests.insert(0, fingerprint(msgspec.structs.replace(task, parts=named))[0])
         if self._intake.closed is not None and task.parent is None:
@@ -236,7 +236,7 @@ class MailboxExchange:
     ) -> Reported:
         check_size(_encode(update), self.limits.update_bytes_max, "update")
         check_update(update)
-        if self._files is not None and self._files.concerns(update.parts):
+        if self._files is not None and self._files.may_store(update.parts):
             update = await self._files.store_update(update, task_id, principal.agent)
         asks = isinstance(update, StatusUpdate) and update.state in WAITS_FOR_SENDER
         if asks and update.metadata and USAGE in update.metadata:
@@ -277,7 +277,7 @@ class MailboxExchange:
                 Continue(task_id=task_id, viewer=viewer, message=message, message_id=message_id, by=principal.agent)
             )
             if not reported.duplicate:
-                await tell_caller(self._ledger, entry.task, reported.generation)
+                await signal_caller(self._ledger, entry.task, reported.generation)
                 return reported
         view = (await TaskReader(self._ledger).past(task_id, scope=TaskScope(sender=viewer))).view()
         if view is None:
@@ -320,7 +320,7 @@ class MailboxExchange:
             if own and (entry is None or entry.turn > 1):
                 used = await add_earlier_usage(self._ledger, task_id, usage_in(result.metadata))
                 result = msgspec.structs.replace(result, metadata={USAGE: used} if used else msgspec.UNSET)
-            if self._files is not None and self._files.concerns(result.content):
+            if self._files is not None and self._files.may_store(result.content):
                 result = await self._files.store_answer(result, parties, principal.agent)
             sender = parties.sender
             access = Access(

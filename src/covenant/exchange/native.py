@@ -38,7 +38,7 @@ from covenant.model.task_event import Interruption, MessageUpdate, StatusUpdate
 from covenant.model.task_view import TaskView, fold
 from covenant.wire.native import CONVERSATION, conversation_of
 
-KEEPER: Final = "conversations"
+CONVERSATIONS_ID: Final = "conversations"
 ABOUT: Final = "covenant.conversation"
 HISTORY_TASKS_MAX: Final = 50
 HISTORY_CHARACTERS_MAX: Final = 200_000
@@ -73,23 +73,23 @@ class Conversations:
         if self._intake.closed is not None:
             raise self._intake.closed
         tenant = caller.tenant.name
-        keeper = self._catalogue.identity(tenant, KEEPER)
+        recipient = self._catalogue.identity(tenant, CONVERSATIONS_ID)
         task = build_task(
             TaskId(self._new_id()),
             sender=self._catalogue.client(tenant),
-            recipient=keeper,
+            recipient=recipient,
             parts=(Text(title or f"a conversation with {agent.id}"),),
             tenant=tenant,
             origin=NATIVE,
             request_metadata={ABOUT: {"agent": agent.id, "title": title}},
         )
         digest, _ = fingerprint(task)
-        starter = Starter(keeper, self._ledger.node, self._ledger.boot)
+        starter = Starter(recipient, self._ledger.node, self._ledger.boot)
         accepted = await self._ledger.commit(Accept(task=task, digest=digest, starter=starter))
         if accepted.leased is not None:
             waits = StatusUpdate(OPEN, Interruption.INPUT_REQUIRED.value)
             lease_id = accepted.leased.lease.lease_id
-            await self._ledger.commit(Advance(task_id=task.id, holder=keeper, lease_id=lease_id, updates=(waits,)))
+            await self._ledger.commit(Advance(task_id=task.id, holder=recipient, lease_id=lease_id, updates=(waits,)))
         return _conversation(await self._view(caller, task.id))
 
     async def list(self, caller: Caller, limit: int, after: str = "") -> tuple[Sequence[Conversation], str]:
@@ -97,7 +97,7 @@ class Conversations:
         whose, catalogue = caller.tenant.name, self._catalogue
         listing = await self._ledger.listing(
             ListQuery(
-                recipient=catalogue.identity(whose, KEEPER).pubkey,
+                recipient=catalogue.identity(whose, CONVERSATIONS_ID).pubkey,
                 state=Interruption.INPUT_REQUIRED.value,
                 after=catalogue.cursors.open(whose, after),
                 limit=limit,
@@ -143,8 +143,8 @@ class Conversations:
         """An open conversation. One that is over or another tenant's, or any other task, is not found."""
         try:
             task_id = parse_known_id(conversation_id)
-            keeper = self._catalogue.identity(caller.tenant.name, KEEPER)
-            view = await self._reader.get(task_id, TaskScope(recipient=keeper.pubkey))
+            recipient = self._catalogue.identity(caller.tenant.name, CONVERSATIONS_ID)
+            view = await self._reader.get(task_id, TaskScope(recipient=recipient.pubkey))
         except NotFound:
             raise unknown_conversation() from None
         if view.state.terminal:

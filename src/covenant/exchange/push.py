@@ -41,25 +41,25 @@ def check_config(config: PushConfig, check_url: CheckUrl) -> None:
     try:
         check_url(config.url)
     except ValueError as error:
-        raise _wrong("url", str(error)) from None
+        raise _invalid("url", str(error)) from None
     if config.id is not None and not _ID.fullmatch(config.id):
-        raise _wrong("id", "1 to 256 letters, digits and -._~:@=+,")
+        raise _invalid("id", "1 to 256 letters, digits and -._~:@=+,")
     token = config.token
     if token is not None and (len(token) > TOKEN_LENGTH_MAX or not _VALUE.fullmatch(token)):
-        raise _wrong("token", f"1 to {TOKEN_LENGTH_MAX} characters that a header can have")
+        raise _invalid("token", f"1 to {TOKEN_LENGTH_MAX} characters that a header can have")
     known = config.authentication
     if known is None:
         return
     if not _SCHEME.fullmatch(known.scheme):
-        raise _wrong("authentication.scheme", "the name of a scheme of HTTP authentication, such as Bearer")
+        raise _invalid("authentication.scheme", "the name of a scheme of HTTP authentication, such as Bearer")
     if known.credentials is not None:
         raw = known.scheme.lower() == "basic" and ":" in known.credentials  # sent in base64
         if len(known.credentials) > CREDENTIALS_LENGTH_MAX or not (raw or _VALUE.fullmatch(known.credentials)):
             words = f"1 to {CREDENTIALS_LENGTH_MAX} characters that a header can have"
-            raise _wrong("authentication.credentials", words)
+            raise _invalid("authentication.credentials", words)
 
 
-def _wrong(field: str, description: str) -> InvalidParams:
+def _invalid(field: str, description: str) -> InvalidParams:
     return InvalidParams(f"pushNotificationConfig.{field}", description)
 
 
@@ -76,9 +76,9 @@ class PushConfigs:
         self._scope = scope
         self._check = check
 
-    async def ask(self, ask: A2ARequest, request: Any) -> PushConfig | PushPage | None:
+    async def run(self, call: A2ARequest, request: Any) -> PushConfig | PushPage | None:
         """Creates, gets, lists or deletes, by the kind of the request."""
-        task_id, scope = parse_known_id(request.task_id), self._scope(ask)
+        task_id, scope = parse_known_id(request.task_id), self._scope(call)
         recipient, viewer = scope.recipient, scope.sender
         match request:
             case CreatePush():
@@ -125,7 +125,7 @@ def _page(found: Sequence[Push], request: ListPush) -> PushPage:
 async def outbox(
     ledger: Ledger, principal: Principal, *, dead: bool = False, task_id: TaskId | None = None
 ) -> Sequence[Push]:
-    """Configurations given up come first, longest ago first; then failing ones, then the rest, oldest first."""
+    """All configurations: first those given up, longest ago first; then failing ones; then the others, oldest first."""
     await require_operator(ledger, principal, "listing push configurations")
     known = await ledger.outbox() if task_id is None else await ledger.pushes(task_id)
     found = [push for push in known if push.dead_at_ms is not None or not dead]

@@ -39,7 +39,7 @@ from covenant.wire.mailbox import RepairTasks
 
 LIMIT: Final = 100
 LIMIT_MAX: Final = 1_000
-AT_ONCE: Final = 50
+PARALLEL_MAX: Final = 50
 """Tasks that are repaired at once; they share the journal's syncs."""
 CANCEL: Final = "cancel"
 
@@ -129,17 +129,17 @@ async def repair_tasks(
     ledger: Ledger, exchange: MailboxExchange, principal: Principal, request: RepairTasks
 ) -> BulkReport:
     dry_run = request.dry_run is not False
-    found, more = await _found(ledger, principal, _query(request), _limit(request))
+    found, more = await _find_tasks(ledger, principal, _query(request), _limit(request))
     repair = _Repair(ledger, exchange, principal, request)
     if dry_run:
         judged = tuple([repair.judge(task) for task in found])
         return BulkReport(dry_run=True, matched=len(found), applied=0, outcomes=judged, more=more)
     outcomes: list[BulkOutcome] = []
     try:
-        for begin in range(0, len(found), AT_ONCE):
-            outcomes += await asyncio.gather(*(repair.apply(task) for task in found[begin : begin + AT_ONCE]))
+        for begin in range(0, len(found), PARALLEL_MAX):
+            outcomes += await asyncio.gather(*(repair.apply(task) for task in found[begin : begin + PARALLEL_MAX]))
     finally:
-        row = _pass_row(request, len(found), outcomes)
+        row = _audit_row(request, len(found), outcomes)
         await ledger.commit(WriteAuditRow(by=principal.agent, row=row))
     applied = sum(each.outcome == "applied" for each in outcomes)
     return BulkReport(dry_run=False, matched=len(found), applied=applied, outcomes=tuple(outcomes), more=more)
@@ -221,7 +221,9 @@ def _query(request: RepairTasks) -> TaskQuery:
     return msgspec.structs.replace(query, states=states, ascending=True)
 
 
-async def _found(ledger: Ledger, principal: Principal, query: TaskQuery, limit: int) -> tuple[list[FoundTask], bool]:
+async def _find_tasks(
+    ledger: Ledger, principal: Principal, query: TaskQuery, limit: int
+) -> tuple[list[FoundTask], bool]:
     found: list[FoundTask] = []
     query = await scoped(ledger, principal, query)
     while len(found) < limit:
@@ -234,7 +236,7 @@ async def _found(ledger: Ledger, principal: Principal, query: TaskQuery, limit: 
     return found, True
 
 
-def _pass_row(request: RepairTasks, matched: int, outcomes: list[BulkOutcome]) -> dict[str, object]:
+def _audit_row(request: RepairTasks, matched: int, outcomes: list[BulkOutcome]) -> dict[str, object]:
     filters = {name: value for name, value in msgspec.structs.asdict(request.filter).items() if value is not None}
     applied = sum(each.outcome == "applied" for each in outcomes)
     return {

@@ -27,7 +27,7 @@ import msgspec
 
 from covenant.exchange.access.tenants import Caller
 from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.cron import After, check_schedules, read_time_zone, read_times
+from covenant.exchange.cron import NextMoment, check_schedules, read_time_zone, read_times
 from covenant.exchange.tasks.builder import build_task
 from covenant.exchange.tasks.writer import TaskWriter
 from covenant.ledger.contract.identities import IdentityLedger
@@ -41,13 +41,13 @@ from covenant.model.task import A2A, Task
 from covenant.model.tenants import SchedulePause, schedule_key
 
 LOOK_S: Final = 15.0
-"""How often the clock is looked at."""
+"""The longest wait until the clock is read again."""
 LATE_MS: Final = 300_000
-"""A moment that was waited for still runs if it is late by at most this: the clock may have been paused meanwhile."""
-AGAIN_MS: Final = 5_000
+"""A daemon that is up runs a moment even if it is late by this much: the clock may have been paused meanwhile."""
+RETRY_MS: Final = 5_000
 """The pause before a refused run is submitted again, while it is not too late."""
-BESIDE_MS: Final = 500
-"""How long a moment is left to the daemon that leads: a database logs an error for an id that is inserted twice."""
+FOLLOWER_DELAY_MS: Final = 500
+"""How long other daemons leave a moment to the leader: a database logs an error for an id that is inserted twice."""
 RUNS_AT_ONCE_MAX: Final = 100
 
 log = logging.getLogger(__name__)
@@ -58,16 +58,16 @@ _NEVER: Final = SchedulePause(0, 0)
 ScheduleKey = tuple[str, str, str]
 """Tenant, agent and schedule."""
 UPCOMING: Final = 5
-AT_ONCE: Final = 50
-"""After this many schedules other coroutines run: finding the next moment takes a while."""
+YIELD_EVERY: Final = 50
+"""The number of schedules after which other coroutines run: finding the next moment takes a while."""
 
 
 class _ActiveSchedule(NamedTuple):
     schedule: Schedule
     definition: AgentDefinition
-    after: After
+    next_moment: NextMoment
     resumed_ms: int
-    """No moment up to here is run: a pause of the schedule ended then."""
+    """The end of the last pause. Moments up to here are not run."""
 
 
 class ScheduleRunner:
@@ -77,14 +77,14 @@ class ScheduleRunner:
         self._ledger = ledger
         self._catalogue = catalogue
         self._writer = writer
-        self._known: dict[ScheduleKey, _ActiveSchedule] = {}
+        self._active: dict[ScheduleKey, _ActiveSchedule] = {}
         self._heap: list[tuple[int, ScheduleKey, int]] = []
         """When to act, on which schedule, for which moment."""
         self._next: dict[ScheduleKey, int] = {}
         """The moment that each schedule waits for. Other entries in the heap belong to an earlier definition."""
-        self._steps = self._looked_ms = 0
-        self._seen = -1
-        """The catalogue's number of changes at the last refresh."""
+        self._clock_steps = self._looked_ms = 0
+        self._catalogue_changes = -1
+        """The catalogue's count of changes at the last refresh."""
         self._changed = asyncio.Event()
         catalogue.on_change(self._changed.set)
 
@@ -106,35 +106,35 @@ class ScheduleRunner:
         if clock.is_paused():
             return 0
         runs, now_ms = 0, self._ledger.now_ms()
-        if clock.steps_total != self._steps:
-            self._steps = clock.steps_total
+        if clock.steps_total != self._clock_steps:
+            self._clock_steps = clock.steps_total
             if now_ms < self._looked_ms:  # the moments that come again are waited for again
-                self._known.clear()
+                self._active.clear()
                 self._heap.clear()
-                self._seen = -1
+                self._catalogue_changes = -1
         self._looked_ms = now_ms
         while runs < RUNS_AT_ONCE_MAX:
             await self._refresh()  # each time: a schedule that is due may have been paused
             if not self._heap or self._heap[0][0] > now_ms:
                 break
             _, key, moment_ms = heapq.heappop(self._heap)
-            known = self._known.get(key)
+            known = self._active.get(key)
             if known is None or self._next.get(key) != moment_ms:
                 continue
             late_ms, late_ms_max = now_ms - moment_ms, max(LATE_MS, known.schedule.catch_up_s * 1000)
-            if late_ms < BESIDE_MS and not self._ledger.leads("schedules"):
-                heapq.heappush(self._heap, (moment_ms + BESIDE_MS, key, moment_ms))
+            if late_ms < FOLLOWER_DELAY_MS and not self._ledger.leads("schedules"):
+                heapq.heappush(self._heap, (moment_ms + FOLLOWER_DELAY_MS, key, moment_ms))
             elif late_ms > late_ms_max:
                 self._push_next(key, known, max(moment_ms, now_ms - late_ms_max - 1))
             elif await self._submit(key, known, moment_ms):
                 runs += 1
                 self._push_next(key, known, moment_ms)
             else:
-                heapq.heappush(self._heap, (now_ms + AGAIN_MS, key, moment_ms))
+                heapq.heappush(self._heap, (now_ms + RETRY_MS, key, moment_ms))
         return runs
 
     def _push_next(self, key: ScheduleKey, known: _ActiveSchedule, begin_ms: int) -> None:
-        following_ms = known.after(max(begin_ms, known.resumed_ms))
+        following_ms = known.next_moment(max(begin_ms, known.resumed_ms))
         self._next.pop(key, None)
         if following_ms is not None:
             self._next[key] = following_ms
@@ -142,8 +142,8 @@ class ScheduleRunner:
 
     async def _refresh(self) -> None:
         """Reads the catalogue: new and changed schedules begin now, and removed ones end."""
-        seen = self._catalogue.changes
-        if seen == self._seen:
+        changes = self._catalogue.changes
+        if changes == self._catalogue_changes:
             return
         found: dict[ScheduleKey, tuple[Schedule, AgentDefinition, int]] = {}
         for tenant in await self._ledger.tenants():
@@ -154,23 +154,23 @@ class ScheduleRunner:
                         if pause.until_ms is not None:
                             found[tenant.name, agent.id, schedule.id] = (schedule, agent.definition, pause.until_ms)
         now_ms = self._ledger.now_ms()
-        for key in [key for key in self._known if key not in found]:
-            del self._known[key]
+        for key in [key for key in self._active if key not in found]:
+            del self._active[key]
         for number, (key, (schedule, definition, resumed_ms)) in enumerate(found.items()):
             if number % RUNS_AT_ONCE_MAX == 0:
                 await asyncio.sleep(0)  # there may be many
-            known = self._known.get(key)
+            known = self._active.get(key)
             if known is not None and (known.schedule, known.resumed_ms) == (schedule, resumed_ms):
                 if known.definition is not definition:
-                    self._known[key] = known._replace(definition=definition)
+                    self._active[key] = known._replace(definition=definition)
                 continue
             try:
-                self._known[key] = known = _ActiveSchedule(schedule, definition, read_times(schedule), resumed_ms)
+                self._active[key] = known = _ActiveSchedule(schedule, definition, read_times(schedule), resumed_ms)
             except Refusal as refusal:
                 log.warning("schedule.unreadable", extra={"schedule": "/".join(key), "reason": refusal.message})
                 continue
             self._push_next(key, known, now_ms - schedule.catch_up_s * 1000 - 1)
-        self._seen = seen
+        self._catalogue_changes = changes
 
     async def _submit(self, key: ScheduleKey, known: _ActiveSchedule, moment_ms: int) -> bool:
         """Whether the moment has its run now."""
@@ -238,14 +238,14 @@ class ScheduleAdmin:
         found: list[ScheduleFound] = []
         for agent in agents:
             for schedule in agent.definition.schedules:
-                found.append(self._found(agent, schedule, 1))
-                if len(found) % AT_ONCE == 0:
+                found.append(self._describe(agent, schedule, 1))
+                if len(found) % YIELD_EVERY == 0:
                     await asyncio.sleep(0)
         return found
 
     async def show(self, caller: Caller, agent_id: str, schedule_id: str) -> ScheduleFound:
         agent = await self._catalogue.show(caller.tenant.name, agent_id)
-        return self._found(agent, _schedule(agent, schedule_id), UPCOMING)
+        return self._describe(agent, _schedule(agent, schedule_id), UPCOMING)
 
     async def add(self, caller: Caller, agent_id: str, schedule: Schedule) -> ScheduleFound:
         check_schedules((schedule,))
@@ -255,7 +255,7 @@ class ScheduleAdmin:
             raise Conflict("schedule_exists", f"{agent_id} has a schedule {schedule.id!r} already; remove it first")
         if len(old.schedules) >= SCHEDULES_MAX:
             raise OverLimit("too_many_schedules", f"an agent may have at most {SCHEDULES_MAX} schedules")
-        return self._found(await self._put(caller, old, (*old.schedules, schedule)), schedule, 1)
+        return self._describe(await self._put(caller, old, (*old.schedules, schedule)), schedule, 1)
 
     async def remove(self, caller: Caller, agent_id: str, schedule_id: str) -> None:
         agent = await self._catalogue.show(caller.tenant.name, agent_id)
@@ -275,7 +275,7 @@ class ScheduleAdmin:
                 paused=paused,
             )
         )
-        return self._found(agent, schedule, 1)
+        return self._describe(agent, schedule, 1)
 
     async def run_now(self, caller: Caller, agent_id: str, schedule_id: str) -> TaskId:
         """Runs the schedule for the present moment, even if it is paused; returns the task's id."""
@@ -301,7 +301,7 @@ class ScheduleAdmin:
         self._catalogue.check_stored(caller.tenant.name, old.id)
         return await self._catalogue.replace(caller, msgspec.structs.replace(old, schedules=schedules), expected=old)
 
-    def _found(self, agent: CatalogueAgent, schedule: Schedule, count: int) -> ScheduleFound:
+    def _describe(self, agent: CatalogueAgent, schedule: Schedule, count: int) -> ScheduleFound:
         tenant = self._ledger.tenant(agent.tenant)
         pause = tenant.schedule_pauses.get(schedule_key(agent.id, schedule.id)) if tenant is not None else None
         paused_at_ms = pause.since_ms if pause is not None and pause.until_ms is None else None
@@ -312,14 +312,14 @@ class ScheduleAdmin:
 
 def _upcoming(schedule: Schedule, now_ms: int, count: int) -> Sequence[Moment]:
     try:
-        after, zone = read_times(schedule), read_time_zone(schedule.time_zone)
+        next_moment, zone = read_times(schedule), read_time_zone(schedule.time_zone)
     except Refusal:
         return ()  # this machine does not have the schedule's time zone
     found: list[Moment] = []
-    next_ms = after(now_ms)
+    next_ms = next_moment(now_ms)
     while len(found) < count and next_ms is not None:
         found.append(Moment(next_ms, datetime.fromtimestamp(next_ms / 1000, zone).isoformat(timespec="seconds")))
-        next_ms = after(next_ms)
+        next_ms = next_moment(next_ms)
     return found
 
 

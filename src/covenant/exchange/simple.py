@@ -1,8 +1,8 @@
 """The simple door's tasks: a text in, for the first agent that has a project, and its state out.
 
-They are tasks like all others, and the ledger keeps them like all others. Only this door's own view of them is bounded:
-it shows a tenant its last thousand, and forgets the oldest finished hundred when there is one more. A task that has not
-ended is never forgotten. After a start the view begins with the newest thousand that the ledger has.
+The ledger keeps these tasks like all others. Only this door's own view of them is bounded: it shows a tenant its last
+thousand tasks, and forgets the oldest finished hundred when there is one more. A task that has not ended is never
+forgotten. After a start the view begins with the newest thousand that the ledger has.
 
 Each daemon of a shared ledger has a view of its own. A task that was sent at another daemon enters the view when a
 caller asks for it, if it is newer than all tasks that this view has forgotten.
@@ -123,8 +123,8 @@ class SimpleExchange:
                 builder.catch_up(steps)
             else:  # the watch was cut
                 builder = await self._a2a.reader.past(task.id, 1)
-        view = builder.known()
-        await self._put(await self._view_of(tenant), view)
+        view = builder.existing_view()
+        await self._add(await self._view_of(tenant), view)
         return view
 
     async def get(self, caller: Caller, task_id: str) -> TaskView:
@@ -135,7 +135,7 @@ class SimpleExchange:
         known = await self._view_of(tenant)
         if wanted not in known.tasks:
             if view.created_at_ms > known.forgotten_ms:  # sent at another daemon
-                await self._put(known, view)
+                await self._add(known, view)
             elif view.state.terminal or tenant in self._cleared:
                 raise unknown_task(task_id)
         return view
@@ -143,20 +143,20 @@ class SimpleExchange:
     def clear(self, tenant: str) -> None:
         """Empties this door's view. The ledger forgets nothing, and running tasks go on."""
         self._cleared.add(tenant)
-        self._keep(tenant, _TenantView(self._ledger.now_ms()))
+        self._cache_view(tenant, _TenantView(self._ledger.now_ms()))
 
     def _choose(self, tenant: str, skill: str | None) -> tuple[CatalogueAgent, tuple[str, ...]]:
         """The first agent that has a project, and the skill if one has it; and the request fields that were ignored."""
-        able = [agent for agent in self._catalogue.agents(tenant) if agent.definition.default_project]
-        if not able:
+        candidates = [agent for agent in self._catalogue.agents(tenant) if agent.definition.default_project]
+        if not candidates:
             raise NotFound("no_default_project", NO_AGENT)
         if skill is None:
-            return able[0], ()
+            return candidates[0], ()
         tools = tools_for(tenant, self._tools)
-        for agent in able:
+        for agent in candidates:
             if any(skill in (each.id, each.name) for each in skills_of(agent.definition, tools)):
                 return agent, ()
-        return able[0], ("skill",)
+        return candidates[0], ("skill",)
 
     def _task(self, agent: CatalogueAgent, sent: SimpleSend, hop: Hop, ignored: tuple[str, ...]) -> Task:
         task_id, own_ms = TaskId(self._new_id()), agent.definition.turn_timeout_ms
@@ -195,16 +195,16 @@ class SimpleExchange:
                 shown = rows[: self._limits.kept_max]
                 forgotten_ms = rows[-1].created_at_ms if len(rows) > len(shown) else -1
                 known = _TenantView(forgotten_ms, ((row.task_id, row.created_at_ms) for row in reversed(shown)))
-            self._keep(tenant, known)
+            self._cache_view(tenant, known)
             return known
 
-    def _keep(self, tenant: str, known: _TenantView) -> None:
+    def _cache_view(self, tenant: str, known: _TenantView) -> None:
         self._views[tenant] = known
         self._views.move_to_end(tenant)
         if len(self._views) > VIEWS_MAX:
             self._views.popitem(last=False)
 
-    async def _put(self, known: _TenantView, view: TaskView) -> None:
+    async def _add(self, known: _TenantView, view: TaskView) -> None:
         """Adds a task to the view. If the view is full, forgets the oldest finished tasks: `pruned` of them, or more if
         earlier ones could not be forgotten."""
         known.tasks[view.task.id] = view.created_at_ms

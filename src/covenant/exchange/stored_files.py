@@ -1,7 +1,8 @@
 """Files of tasks: large bytes go to the blob store before a task refers to them, and come back from there.
 
-`store` comes before every commit of content from others: it replaces large bytes, and links to uploads, by `File`
-blocks, whose references are durable when it returns. If the commit is refused, the collector removes them again.
+`store` is called before every commit of content from senders, agents and workers. It replaces large bytes, and links
+to uploads, by `File` blocks, whose references are durable when it returns. If the commit is refused, the collector
+removes the files again.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ from covenant.model.task_view import TaskView
 
 INLINED_BYTES_MAX: Final = 16 * 1024 * 1024
 """The most bytes of one message that an agent gets inline: more stay files."""
-_BASE64: Final = 4 / 3
+_BASE64_FACTOR: Final = 4 / 3
 log = logging.getLogger(__name__)
 replace = msgspec.structs.replace
 
@@ -66,17 +67,17 @@ class StoredFiles:
         self.settings = settings
         self._store = store
         self._ledger = ledger
-        self._inline_chars = int(settings.inline_bytes_max * _BASE64) + 4
+        self._inline_chars = int(settings.inline_bytes_max * _BASE64_FACTOR) + 4
         self._quota = BlobQuota(
             file_bytes_max=settings.file_bytes_max,
             bytes_max=settings.tenant_bytes_max,
             files_max=settings.tenant_files_max,
         )
         self._uploads: Counter[str] = Counter()
-        self._storing: defaultdict[str, dict[asyncio.Timeout, asyncio.Event]] = defaultdict(dict)
-        """What is being stored in each space: a way to end it, and the event of its end."""
+        self._writes: defaultdict[str, dict[asyncio.Timeout, asyncio.Event]] = defaultdict(dict)
+        """The running writes of each space: the timeout that can end a write, and the event of its end."""
 
-    def concerns(self, parts: Iterable[Content]) -> bool:
+    def may_store(self, parts: Iterable[Content]) -> bool:
         """Whether `store` would inspect one of these parts. Does not look at their bytes."""
         return any(type(part) is not Text and type(part) is not Json for part in parts)
 
@@ -90,7 +91,7 @@ class StoredFiles:
         return parts if all(new is old for new, old in zip(kept, parts, strict=True)) else tuple(kept)
 
     async def store_task(self, task: Task) -> Task:
-        if not self.concerns(task.parts):
+        if not self.may_store(task.parts):
             return task
         return replace(task, parts=await self.store(task.parts, account_of(task), task.id))
 
@@ -116,10 +117,10 @@ class StoredFiles:
 
         Does not read the store: `store` checks whether the files exist and their URLs are still valid.
         """
-        named = [self._named(part) for part in parts]
+        named = [self._name_by_hash(part) for part in parts]
         return parts if all(new is old for new, old in zip(named, parts, strict=True)) else tuple(named)
 
-    def _named(self, part: Content) -> Content:
+    def _name_by_hash(self, part: Content) -> Content:
         if isinstance(part, File):
             sha256, size, name = part.sha256, part.size, part.filename or ""
         elif isinstance(part, ResourceLink) and (linked := self.links.read(part.uri, expired=True)) is not None:
@@ -139,18 +140,18 @@ class StoredFiles:
     async def _stored(self, part: Content, space: str, task_id: TaskId) -> Content:
         match part:
             case File():
-                return await self._referred(part, space, task_id)
+                return await self._check_file(part, space, task_id)
             case ResourceLink(uri=uri):
                 linked = self.links.read(uri)
-                return part if linked is None else await self._linked(part, linked, space, task_id)
+                return part if linked is None else await self._store_link(part, linked, space, task_id)
             case Image(data) | Audio(data) if len(data) > self._inline_chars:
-                return await self._put(part, data, space, task_id)
+                return await self._store_bytes(part, data, space, task_id)
             case Resource(resource) if resource.blob is not None and len(resource.blob) > self._inline_chars:
-                return await self._put(part, resource.blob, space, task_id)
+                return await self._store_bytes(part, resource.blob, space, task_id)
             case _:
                 return part
 
-    async def _put(self, part: Image | Audio | Resource, encoded: str, space: str, task_id: TaskId) -> File:
+    async def _store_bytes(self, part: Image | Audio | Resource, encoded: str, space: str, task_id: TaskId) -> File:
         try:
             data = await asyncio.to_thread(base64.b64decode, encoded, validate=True)
         except (binascii.Error, ValueError):
@@ -165,13 +166,13 @@ class StoredFiles:
             about |= {"came_as": "image" if isinstance(part, Image) else "audio", "mimeType": part.mimeType}
         return File(sha256=blob.sha256, size=blob.size, space=space, task_id=task_id, **about)
 
-    async def _linked(self, part: ResourceLink, linked: LinkedFile, space: str, task_id: TaskId) -> File:
+    async def _store_link(self, part: ResourceLink, linked: LinkedFile, space: str, task_id: TaskId) -> File:
         """A caller with a signed URL may read the file, and so may send it on; to another space by a copy."""
         sha256 = linked.sha256
         if await self.size(linked.space, sha256, linked.owner) != linked.size:
             raise no_blob(sha256)
         if linked.space == space:
-            await self._refer(space, sha256, linked.size, task_id)
+            await self._add_reference(space, sha256, linked.size, task_id)
         else:
             pieces = self._store.read(linked.space, sha256, 0, linked.size)
             with self._uploading(space):
@@ -188,7 +189,7 @@ class StoredFiles:
             meta=part.meta,
         )
 
-    async def _referred(self, file: File, space: str, task_id: TaskId) -> File:
+    async def _check_file(self, file: File, space: str, task_id: TaskId) -> File:
         """Checks a file that an agent saved for this task, or passes on from another task of its tenant."""
         if file.space != space:
             raise no_blob(file.sha256)
@@ -196,10 +197,10 @@ class StoredFiles:
             if await self._store.find(space, file.sha256, task_id) != file.size:
                 raise no_blob(file.sha256)
             return file
-        await self._refer(space, file.sha256, file.size, task_id)
+        await self._add_reference(space, file.sha256, file.size, task_id)
         return replace(file, task_id=task_id)
 
-    async def _refer(self, space: str, sha256: str, size: int, task_id: TaskId) -> None:
+    async def _add_reference(self, space: str, sha256: str, size: int, task_id: TaskId) -> None:
         if await self._store.refer(space, sha256, task_id) != size:
             raise no_blob(sha256)
 
@@ -220,19 +221,19 @@ class StoredFiles:
         self, space: str, pieces: AsyncIterator[bytes], task_id: TaskId | None, sha256: str | None = None
     ) -> Blob:
         ending, ended = asyncio.timeout(None), asyncio.Event()
-        self._storing[space][ending] = ended
+        self._writes[space][ending] = ended
         try:
             async with ending:
-                return await _written(await self._store.writer(space, self._quota), pieces, task_id, sha256)
+                return await _write_pieces(await self._store.writer(space, self._quota), pieces, task_id, sha256)
         except TimeoutError:
             if not ending.expired():
                 raise
             raise Forbidden("files_erased", "the files of this tenant are being erased") from None
         finally:
             ended.set()
-            del self._storing[space][ending]
-            if not self._storing[space]:
-                del self._storing[space]
+            del self._writes[space][ending]
+            if not self._writes[space]:
+                del self._writes[space]
 
     @contextmanager
     def _uploading(self, space: str) -> Iterator[None]:
@@ -320,17 +321,17 @@ class StoredFiles:
     async def usage(self, account: str | None = None) -> BlobUsage:
         return await self._store.usage(None if account is None else space_of(account))
 
-    async def shown_to(self, task_id: TaskId, viewer: PublicKey | None) -> str:
-        """The space of a task's files, if the viewer may see the task; None: the operator. Raises NotFound."""
+    async def space_for(self, task_id: TaskId, viewer: PublicKey | None) -> str:
+        """The space of a task's files. Raises NotFound if the viewer may not see the task. None: the operator."""
         found = await self._ledger.parties(task_id)
         if found is None or viewer not in (None, found.sender.pubkey, found.recipient.pubkey):
             raise unknown_task(task_id)
         return space_of(account_of_parties(found))
 
     async def erase(self, account: str) -> None:
-        """Erases the files of an account for which nothing more is accepted. What is being stored ends first."""
+        """Erases the files of an account for which nothing more is accepted. Running writes are ended first."""
         space, now_s = space_of(account), asyncio.get_running_loop().time()
-        under_way = dict(self._storing.get(space, {}))
+        under_way = dict(self._writes.get(space, {}))
         for ending in under_way:
             if not ending.expired():
                 ending.reschedule(now_s)
@@ -358,7 +359,7 @@ def account_of_parties(parties: Parties) -> str:
     return parties.tenant if parties.tenant is not None else f"@{parties.sender.pubkey}"
 
 
-async def _written(
+async def _write_pieces(
     writer: BlobWriter, pieces: AsyncIterator[bytes], task_id: TaskId | None, sha256: str | None = None
 ) -> Blob:
     try:

@@ -2,8 +2,8 @@
 
 A line is the agent's output to standard output, standard error or `logging`, or an event of the daemon that names the
 task. The length of a line, the lines and bytes of one task, the number of tasks and the bytes of all are bounded. In a
-task the oldest lines go first; of all tasks, the one that was written to longest ago. `older` reads lines that are kept
-elsewhere, such as those of an earlier run.
+task the oldest lines are dropped first; of all tasks, the one whose newest line is oldest. `older` reads lines from
+another store, such as those of an earlier run.
 
 Lines may come from any thread. They are read and waited for on the event loop. A line's number is larger than those of
 all lines before it, also across restarts: it is a cursor.
@@ -76,7 +76,7 @@ class _TaskLines:
 
 
 class ReadLines(msgspec.Struct, frozen=True, gc=False):
-    """`left_out`: older lines of the task, kept no more."""
+    """`left_out`: the number of older lines of the task that were dropped."""
 
     lines: tuple[LogLine, ...]
     left_out: int = 0
@@ -131,7 +131,7 @@ class TaskLogs:
         task_id, attempt = turn.task.id, turn.lease.attempt
         text = text[-TASK_BYTES_MAX:]  # no more would be kept
         with self._lock:
-            known = self._known(task_id)
+            known = self._lines_of(task_id)
             before = known.unfinished.pop(stream, ("", 0, 0.0))[0]
             *lines, rest = (before + text).split("\n")
             while len(rest) > LINE_LENGTH_MAX:
@@ -170,7 +170,7 @@ class TaskLogs:
                 fields=fields or {},
                 traceback=_cut(traceback, 4 * LINE_LENGTH_MAX),
             )
-            self._put(self._known(task_id), task_id, line)
+            self._put(self._lines_of(task_id), task_id, line)
         self._wake(task_id)
 
     async def read(self, task_id: TaskId, after: int | None, limit: int, *, ended: bool) -> ReadLines:
@@ -204,12 +204,12 @@ class TaskLogs:
     async def forget_unknown(self, is_known: IsKnown) -> None:
         """Deletes the lines of tasks that no longer exist, here and where lines are kept."""
         with self._lock:
-            there = list(self._tasks)
-        for task_id in there:
+            task_ids = list(self._tasks)
+        for task_id in task_ids:
             if not await is_known(task_id):
                 with self._lock:
-                    gone = self._tasks.pop(task_id, None)
-                    self._bytes -= gone.bytes if gone is not None else 0
+                    removed = self._tasks.pop(task_id, None)
+                    self._bytes -= removed.bytes if removed is not None else 0
         await self._forget_kept(is_known)
 
     def finish(self) -> None:
@@ -218,7 +218,7 @@ class TaskLogs:
             for task_id, known in self._tasks.items():
                 self._finish(known, task_id, ended=True)
 
-    def _known(self, task_id: TaskId) -> _TaskLines:
+    def _lines_of(self, task_id: TaskId) -> _TaskLines:
         known = self._tasks.get(task_id)
         if known is None:
             known = self._tasks[task_id] = _TaskLines()
@@ -277,7 +277,7 @@ class TaskLogs:
 
     def _wake(self, task_id: TaskId) -> None:
         if self._followers and self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._wakeups.ring, (task_id,))
+            self._loop.call_soon_threadsafe(self._wakeups.wake, (task_id,))
 
 
 def _cut(text: str, length_max: int = LINE_LENGTH_MAX) -> str:

@@ -32,14 +32,14 @@ from covenant.ledger.machine.commands import Cancel, Drain, DropPush
 from covenant.ledger.machine.decisions.identities import unknown_tenant
 from covenant.ledger.machine.identity_commands import BeginTenantRemoval, EraseTenant, FinishTenantRemoval
 from covenant.ledger.machine.states import DRAINED, QUERY_STATES, SETTLED, State
-from covenant.ledger.registries import is_at
+from covenant.ledger.register_index import concerns_host
 from covenant.model.agent_definition import RESERVED
 from covenant.model.errors import Conflict, NotFound, Refusal
 from covenant.model.ids import AgentId, PublicKey, TaskId
 from covenant.model.tenants import Tenant, TenantRemoval, host_of
 
 RETRY_S: Final = 10.0
-END_MS: Final = (1 << 62) - 1
+LATEST_MS: Final = (1 << 62) - 1
 REPORTS_MAX: Final = 100
 _LIVE: Final = tuple(state for state in State if state not in (SETTLED, DRAINED))
 
@@ -108,20 +108,20 @@ class TenantRemovals:
         self._files = files
         self._operator = operator
         self._requested = asyncio.Event()
-        self._moved = asyncio.Condition()
+        self._report_changed = asyncio.Condition()
         self._reports: dict[str, RemovalReport] = {}
         self._begun: dict[str, TenantRemoval] = {}
         self._removed = asyncio.Event()
         self._gone: set[str] = set()
         """Tenants that another daemon removed while this one was up, and that this home may still have files of."""
-        self._leads = ""
+        self._removing = ""
         """The tenant that is being removed by this daemon."""
         ledger.on_registers(self._changed)
 
     def _changed(self, change: RegisterChange) -> None:
         tenant = self._ledger.tenant(change.name)
         if change.register is Register.TENANTS and tenant is None:
-            if change.name != self._leads:
+            if change.name != self._removing:
                 self._gone.add(change.name)
             self._removed.set()
         elif change.register is Register.TENANTS and tenant is not None and tenant.removal is not None:
@@ -133,7 +133,7 @@ class TenantRemovals:
         while True:
             self._removed.clear()
             version, names = await ledger.removed_tenants(await self._files.followed())
-            for name in {*names, *self._gone} - {self._leads}:
+            for name in {*names, *self._gone} - {self._removing}:
                 await self._erase_here(name)
                 self._gone.discard(name)
                 if (removal := self._begun.pop(name, None)) is not None:
@@ -142,7 +142,7 @@ class TenantRemovals:
             await self._removed.wait()
 
     async def _erase_here(self, name: str) -> None:
-        if self._ledger.tenant(name) is None or name == self._leads:
+        if self._ledger.tenant(name) is None or name == self._removing:
             await self._files.erase(name)
         await self._logs.forget_unknown(self._is_known)
         if self._frames is not None:
@@ -196,9 +196,9 @@ class TenantRemovals:
         """The progress of a removal when it has ended or cannot go on, or after the timeout."""
         await require_operator(self._ledger, principal, "removing a tenant")
         try:
-            async with asyncio.timeout(timeout_s), self._moved:
+            async with asyncio.timeout(timeout_s), self._report_changed:
                 while not ((known := self._reports.get(name)) is not None and (known.done or known.problem)):
-                    await self._moved.wait()
+                    await self._report_changed.wait()
         except TimeoutError:
             pass
         known = self._reports.get(name)
@@ -223,15 +223,15 @@ class TenantRemovals:
             self._requested.clear()
             for tenant in await self._ledger.tenants():
                 if tenant.removal is not None:
-                    await self._try(tenant)
+                    await self._remove_or_report(tenant)
             try:
                 async with asyncio.timeout(RETRY_S):
                     await self._requested.wait()
             except TimeoutError:
                 continue
 
-    async def _try(self, tenant: Tenant) -> None:
-        self._leads = tenant.name
+    async def _remove_or_report(self, tenant: Tenant) -> None:
+        self._removing = tenant.name
         try:
             await self._remove(tenant)
         except Refusal as refusal:
@@ -246,30 +246,30 @@ class TenantRemovals:
             )
             await self._publish(tenant.name, report)
         finally:
-            self._leads = ""
+            self._removing = ""
 
     async def _remove(self, tenant: Tenant) -> None:
         name, removal = tenant.name, tenant.removal
         assert removal is not None
         if not removal.digest:
-            await self._enter(name, "canceling live tasks", removal)
+            await self._publish_stage(name, "canceling live tasks", removal)
             canceled = await self._end_tasks(name, removal)
-            await self._enter(name, "writing down what there is", removal)
+            await self._publish_stage(name, "writing down what there is", removal)
             removal = await self._measure(name, replace(removal, canceled=removal.canceled + canceled))
             cached = tuple(await self._ledger.cached_keys(removal.keys))
             removal = replace(removal, cached=len(cached))
             await self._drop_pushes(name)
             await self._ledger.commit(EraseTenant(by=self._operator, name=name, removal=removal, cached=cached))
-        await self._enter(name, "erasing tasks", removal)
+        await self._publish_stage(name, "erasing tasks", removal)
         await self._erase_tasks(name, removal)
-        await self._enter(name, "erasing files", removal)
+        await self._publish_stage(name, "erasing files", removal)
         if self._stored is not None:
             for account in (name, *(f"@{key}" for key in removal.keys)):
                 await self._stored.erase(account)
         await self._erase_here(name)
-        await self._enter(name, "rewriting what has its bytes", removal)
+        await self._publish_stage(name, "rewriting what has its bytes", removal)
         await self._ledger.scrub(name, removal.keys)
-        await self._enter(name, "searching", removal)
+        await self._publish_stage(name, "searching", removal)
         places = await self._search(name, removal.keys)
         left = [place for place in places if place.left]
         if left:
@@ -283,16 +283,16 @@ class TenantRemovals:
         self._begun.pop(name, None)
         await self._publish(name, RemovalReport(done=True, stage="removed", removal=removal, places=places))
 
-    async def _enter(self, name: str, stage: str, removal: TenantRemoval) -> None:
+    async def _publish_stage(self, name: str, stage: str, removal: TenantRemoval) -> None:
         await self._publish(name, RemovalReport(done=False, stage=stage, removal=removal))
 
     async def _publish(self, name: str, report: RemovalReport) -> None:
-        async with self._moved:
+        async with self._report_changed:
             self._reports.pop(name, None)
             self._reports[name] = report
             while len(self._reports) > REPORTS_MAX:
                 del self._reports[next(iter(self._reports))]
-            self._moved.notify_all()
+            self._report_changed.notify_all()
 
     async def _check_idle(self, name: str) -> None:
         """Refuses with the list of live tasks, which a removal would cancel."""
@@ -339,7 +339,7 @@ class TenantRemovals:
 
     async def _erase_tasks(self, name: str, removal: TenantRemoval) -> None:
         for tenant, parties in ((name, ()), ("", removal.keys)):
-            which = EraseTasks(tenant=tenant, before_ms=END_MS, wholly=True, parties=parties)
+            which = EraseTasks(tenant=tenant, before_ms=LATEST_MS, wholly=True, parties=parties)
             while (erased := await self._ledger.erase_tasks(which)).more:
                 which = replace(which, after_ms=erased.after_ms, after_no=erased.after_no)
         for task in (await self._ledger.find(TaskQuery(tenant=name, limit=1))).tasks:
@@ -374,7 +374,7 @@ class TenantRemovals:
         return [each.agent for each in await self._ledger.identities() if host_of(each.agent.display) == name]
 
     async def _grants(self, name: str, keys: set[PublicKey]) -> int:
-        return sum(is_at(grant, name, keys) for grant in await self._ledger.grants())
+        return sum(concerns_host(grant, name, keys) for grant in await self._ledger.grants())
 
     async def _pushes(self, name: str) -> Sequence[tuple[TaskId, str]]:
         return [
@@ -396,7 +396,7 @@ class TenantRemovals:
 
 
 class RemovalFollower:
-    """The part of removals that each daemon on a shared ledger does."""
+    """Runs `TenantRemovals.follow` at each daemon on a shared ledger."""
 
     def __init__(self, removals: TenantRemovals, ledger: SharedLedger) -> None:
         self._removals = removals

@@ -14,7 +14,7 @@ from covenant.ledger.contract.identities import IdentityLedger
 from covenant.model.ids import AgentId, PublicKey
 
 QUIET_MS: Final = 60_000
-"""An idle worker asks again every 20 seconds, and a busy one renews its lease every 30."""
+"""A worker that was silent for longer is absent: an idle one asks every 20 seconds, a busy one renews every 30."""
 REMEMBERED_MAX: Final = 10_000
 
 
@@ -37,7 +37,7 @@ class WorkerPresence:
             self._asked_ms.popitem(last=False)
 
     def absence(self, agent: AgentId) -> str:
-        """Why nobody leases the agent's tasks, as text for the sender; empty if somebody may."""
+        """The reason why no worker leases the agent's tasks, as text for the sender; empty if a worker may."""
         if self._ledger.enrolled(agent) != agent:
             return (
                 f"no worker serves {agent.display}: no worker is enrolled; the task waits in its queue"

@@ -1,7 +1,7 @@
 """Recent changes of tasks, peers, push configurations and the audit, for live displays.
 
-Switched off, it costs a look at a flag for each record. Switched on, a bounded number of decided records are kept, and
-`take` returns the changes of the durable ones: the `LATEST_MAX` tasks that changed last, and the others.
+While it is not `enabled`, it costs a look at a flag for each record. Otherwise it keeps a bounded number of decided
+records, and `take` returns the changes of the durable ones: the `LATEST_MAX` tasks that changed last, and the others.
 
 Must be used on one event loop.
 """
@@ -47,11 +47,11 @@ from covenant.ledger.machine.states import DRAINED, FOLLOWING, LEASED, PARKED, Q
 from covenant.model.ids import TaskId
 
 RECORDS_MAX: Final = 50_000
-"""The most records that wait to be taken. Beyond that, the changes are no longer known."""
+"""The most records that wait to be taken. Beyond that number, all of them are dropped."""
 LATEST_MAX: Final = 5
 """The tasks that changed last. Displays name them, and only count the others, which costs much less."""
 
-_number = itemgetter(0)
+_record_number = itemgetter(0)
 _STATES: Final[dict[type[AnyEvent], State | None]] = {
     TaskSent: QUEUED,
     TaskFollowed: FOLLOWING,
@@ -104,10 +104,13 @@ class Changes(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class ChangeLog:
-    """`position`: the last durable record. Where records have no numbers of their own, they are counted from here."""
+    """`position`: the last durable record. Records without numbers of their own are counted from this one.
+
+    They are also counted while the log is not `enabled`: a reader at an earlier position must see that it missed some.
+    """
 
     def __init__(self, position: int) -> None:
-        self.on = False
+        self.enabled = False
         self.position = position
         self.newest = position
         """The number of the last decided record."""
@@ -118,25 +121,25 @@ class ChangeLog:
         self._remote_audited = 0
         self._remote_nodes = False
         self._complete = True
-        self.awaited: asyncio.Future[None] | None = None
-        """The future that `moved` gave to its callers."""
+        self.waiter: asyncio.Future[None] | None = None
+        """The future that `next_change` has returned."""
 
-    def moved(self) -> asyncio.Future[None]:
-        """A future that is done when more is durable, by any node. All callers share it: do not cancel it."""
-        if self.awaited is None:
-            self.awaited = asyncio.get_running_loop().create_future()
-        return self.awaited
+    def next_change(self) -> asyncio.Future[None]:
+        """A future that is done at the next durable change, by any node. All callers share it: do not cancel it."""
+        if self.waiter is None:
+            self.waiter = asyncio.get_running_loop().create_future()
+        return self.waiter
 
-    def ring(self, moved: asyncio.Future[None]) -> None:
-        self.awaited = None
-        moved.set_result(None)
+    def wake(self, waiter: asyncio.Future[None]) -> None:
+        self.waiter = None
+        waiter.set_result(None)
 
     def begin(self) -> None:
-        self.on = True
+        self.enabled = True
 
     def end(self) -> None:
         """Drops all records: there is no consumer any more."""
-        self.on = False
+        self.enabled = False
         self._records.clear()
         self._remote_tasks.clear()
         self._remote_peers.clear()
@@ -156,26 +159,27 @@ class ChangeLog:
         self, tasks: Iterable[TaskId], peers: Iterable[str], pushes: Iterable[TaskId], at_ms: int, *, audited: bool
     ) -> None:
         """Notes durable changes that another node has recorded."""
-        if self.awaited is not None:
-            self.ring(self.awaited)
-        if not self.on:
+        if self.waiter is not None:
+            self.wake(self.waiter)
+        self.newest += 1
+        self.position = self.newest
+        if not self.enabled:
             return
-        if len(self._remote_tasks) >= RECORDS_MAX:
+        if max(len(self._remote_tasks), len(self._remote_pushes)) >= RECORDS_MAX:
             self._remote_tasks.clear()
+            self._remote_pushes.clear()
             self._complete = False
         self._remote_tasks += [(task_id, at_ms) for task_id in tasks]
         self._remote_peers.update(peers)
         self._remote_pushes.update(pushes)
         self._remote_audited += audited
-        self.newest += 1
-        self.position = self.newest
 
     def note_nodes(self) -> None:
         """Notes a change of the living nodes: leases of a lost node have lost their holder."""
-        if self.on:
+        self.newest += 1
+        self.position = self.newest
+        if self.enabled:
             self._remote_nodes = True
-            self.newest += 1
-            self.position = self.newest
 
     def forget(self) -> None:
         """Drops records that did not become durable: they never happened."""
@@ -185,7 +189,7 @@ class ChangeLog:
     def take(self) -> Changes:
         """The durable changes since the last call."""
         position, records = self.position, self._records
-        durable = bisect_right(records, position, key=_number)
+        durable = bisect_right(records, position, key=_record_number)
         taken, self._records = records[:durable], records[durable:]
         remote_tasks, self._remote_tasks = self._remote_tasks, []
         peers, self._remote_peers = self._remote_peers, set()

@@ -26,23 +26,24 @@ from covenant.model.clock_steps import STEADY, STEP_MS, Ages, ClockStep
 PAUSE_MS: Final = 60_000
 """How long decisions by age pause after a step: time to set the clock right, or for an operator to look."""
 COMPARE_MS: Final = 1_000
+"""How often both clocks are compared at most, unless the wall clock went back or a pause is on."""
 STEPS_KEPT: Final = 16
 NEVER_MS: Final = -(1 << 62)
 
 log = logging.getLogger(__name__)
-BATCH: Final = 64
+UUIDS_AT_ONCE: Final = 64
 _VERSION: Final = bytes(0x40 | byte & 0x0F for byte in range(256))
 _VARIANT: Final = bytes(0x80 | byte & 0x3F for byte in range(256))
-LENGTH: Final = 36
-_DIGITS: Final = tuple(place for place in range(LENGTH) if place not in (8, 13, 18, 23))
+UUID_CHARS: Final = 36
+_DIGITS: Final = tuple(place for place in range(UUID_CHARS) if place not in (8, 13, 18, 23))
 """The places of the 32 digits in the text of a UUID."""
-LONG_S: Final = 5.0
+LONG_WAIT_S: Final = 5.0
 """Waits of this length or longer share one timer, which ends them at its next tick."""
 TICK_S: Final = 0.25
 
 
-def forget(_ages: Ages) -> None:
-    """Without files, steps end with the process."""
+def keep_nothing(_ages: Ages) -> None:
+    """For a clock without a file: its steps end with the process."""
 
 
 class Clock:
@@ -54,7 +55,7 @@ class Clock:
         monotonic_ms: Callable[[], int],
         *,
         pause_ms: int = PAUSE_MS,
-        keep: Callable[[Ages], None] = forget,
+        keep: Callable[[Ages], None] = keep_nothing,
     ) -> None:
         self.monotonic_ms = monotonic_ms
         self.ages: Ages = STEADY
@@ -89,7 +90,7 @@ class Clock:
         self._compared_ms = NEVER_MS if self.ages.paused else wall_ms
 
     def opened(self, last_record_ms: int, kept: Ages = STEADY) -> None:
-        """Called when the journal was read. A last record from the future shows that the clock was set back meanwhile.
+        """Called when the ledger was opened. A last record from the future shows that the clock was set back meanwhile.
 
         A record from long ago shows nothing: the machine may have been off, and that time has really passed. `kept`:
         the ages of the process before. If they were paused, the pause begins again.
@@ -147,21 +148,21 @@ class Clock:
 
 
 def uuid_source() -> Callable[[], str]:
-    """Returns a function that makes a UUID at each call. Only the first UUID of a batch costs a call of ours."""
-    return partial(next, chain.from_iterable(iter(_batch, None)))
+    """Returns a function that makes a UUID at each call. They are made many at once, so most calls cost no Python."""
+    return partial(next, chain.from_iterable(iter(_uuids, None)))
 
 
-def _batch() -> list[str]:
-    chance = bytearray(os.urandom(16 * BATCH))
+def _uuids() -> list[str]:
+    random_bytes = bytearray(os.urandom(16 * UUIDS_AT_ONCE))
     # The byte with each UUID's version, and the byte with its variant.
-    chance[6::16] = chance[6::16].translate(_VERSION)
-    chance[8::16] = chance[8::16].translate(_VARIANT)
+    random_bytes[6::16] = random_bytes[6::16].translate(_VERSION)
+    random_bytes[8::16] = random_bytes[8::16].translate(_VARIANT)
     # One digit of all UUIDs at a time: joining the groups of each UUID takes three times as long.
-    digits, written = chance.hex().encode(), bytearray(b"-" * LENGTH * BATCH)
+    digits, written = random_bytes.hex().encode(), bytearray(b"-" * UUID_CHARS * UUIDS_AT_ONCE)
     for number, place in enumerate(_DIGITS):
-        written[place::LENGTH] = digits[number :: len(_DIGITS)]
+        written[place::UUID_CHARS] = digits[number :: len(_DIGITS)]
     text = written.decode()
-    return [text[at : at + LENGTH] for at in range(0, LENGTH * BATCH, LENGTH)]
+    return [text[at : at + UUID_CHARS] for at in range(0, UUID_CHARS * UUIDS_AT_ONCE, UUID_CHARS)]
 
 
 class LongWaits:

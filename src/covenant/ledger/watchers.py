@@ -5,7 +5,7 @@ wake is lost: a woken waiter that leaves without having taken anything wakes the
 one that was woken in vain keeps its place. Waiting, waking and leaving cost O(log n) for n waiters.
 
 Watches: each durable step is given to every watch of its task, in order, once. A watch begins at once and misses
-nothing from then on. Earlier steps are in the archive: begin to watch, read the past, then go on with newer steps;
+nothing from then on. Earlier steps are in the history: begin to watch, read the past, then go on with newer steps;
 generations tell them apart. Steps wait here until their record is durable. Everything here is used on one loop.
 """
 
@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
 from covenant.ledger.change_log import ChangeLog
-from covenant.ledger.clock import LONG_S, LongWaits
+from covenant.ledger.clock import LONG_WAIT_S, LongWaits
 from covenant.ledger.contract.identities import Register, RegisterChange
 from covenant.ledger.machine.events import (
     AgentPut,
@@ -57,8 +57,9 @@ from covenant.model.peers.instance import InstanceId
 from covenant.model.task import Cause
 from covenant.model.task_event import Began, Continued, Ended, Started, StatusUpdate, Step, StepContent
 
-DEAD_MAX: Final = 64  # numbers of departed waiters that a line may hold beyond its waiters
-KEPT_MAX: Final = 2_048
+DEPARTED_MAX: Final = 64
+"""The numbers of departed waiters that a line may hold beyond twice its waiters."""
+UNREAD_MAX: Final = 2_048
 """The most steps that wait for a slow reader before it is cut off; it can come back with its cursor."""
 LEASE_ENDS: Final = frozenset({TaskSettled, TaskClosed, TaskRequeued})
 _REGISTERS: Final[dict[type[AnyEvent], Callable[[Any], RegisterChange]]] = {
@@ -72,7 +73,7 @@ _REGISTERS: Final[dict[type[AnyEvent], Callable[[Any], RegisterChange]]] = {
 
 
 class QueueWaiters:
-    """All waiters for one kind of thing. `pending`: whether something is there for an identity, or for any (None)."""
+    """All waiters for tasks, or for results. `pending`: whether there is one for an identity, or for any (None)."""
 
     def __init__(self, pending: Callable[[PublicKey | None], bool]) -> None:
         self._pending = pending
@@ -84,7 +85,7 @@ class QueueWaiters:
         return QueueWaiter(self, identity, self._last_number)
 
     def wake(self, identity: PublicKey) -> None:
-        """Something arrived for this identity: wakes the longest waiting."""
+        """Wakes the waiter that waits longest for this identity or for any."""
         line = self.lines.get(identity)
         anybody = self.lines.get(None)
         if line is None or (anybody is not None and anybody.first() < line.first()):
@@ -115,7 +116,7 @@ class QueueWaiters:
 
 
 class QueueWaiter:
-    """One place in a line, kept from entering this context until leaving it.
+    """A place in a line, kept while the context is open.
 
     with waiters.waiter(identity) as waiter:
         while not (found := await take()):
@@ -156,10 +157,10 @@ class QueueWaiter:
             self._woken.set_result(True)
 
     def served(self) -> None:
-        """Marks that the waiter took what it was woken for, so that no other one needs to look for it.
+        """Marks that the waiter took what it was woken for, so that no other waiter needs to look for it.
 
-        A waiter for any identity takes the next thing, which may be another identity's: the identity that it was woken
-        for is looked at once more when it leaves.
+        A waiter for any identity may have taken another identity's task or result: when it leaves, a waiter for the
+        identity that it was woken for is woken if something is still there.
         """
         if self.identity is not None:
             self._woken_for = None
@@ -184,7 +185,7 @@ class _WaitingLine:
     def add(self, waiter: QueueWaiter) -> None:
         self.sleeping[waiter.number] = waiter
         heapq.heappush(self._order, waiter.number)
-        if len(self._order) > 2 * len(self.sleeping) + DEAD_MAX:
+        if len(self._order) > 2 * len(self.sleeping) + DEPARTED_MAX:
             self._order = sorted(self.sleeping)
 
     def first(self) -> int:
@@ -199,34 +200,34 @@ def _end(woken: asyncio.Future[bool]) -> None:
         woken.set_result(False)
 
 
-Topic = tuple[str, ...]
+Key = tuple[str, ...]
 
 
 class KeyedWakeups:
-    """Wakes every waiter on a topic at the topic's next ring. Rung and awaited on one loop."""
+    """Wakes all waiters for a key at its next `wake`."""
 
     def __init__(self) -> None:
-        self.waiting: dict[Topic, set[asyncio.Future[None]]] = {}
+        self.waiting: dict[Key, set[asyncio.Future[None]]] = {}
 
-    def ring(self, topic: Topic) -> None:
-        for future in self.waiting.pop(topic, ()):
+    def wake(self, key: Key) -> None:
+        for future in self.waiting.pop(key, ()):
             _wake(future)
 
-    async def wait(self, topic: Topic, timeout_ms: int) -> bool:
-        """True if the topic rang; False after the timeout."""
+    async def wait(self, key: Key, timeout_ms: int) -> bool:
+        """True if the key was woken; False after the timeout."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.waiting.setdefault(topic, set()).add(future)
+        self.waiting.setdefault(key, set()).add(future)
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 await future
         except TimeoutError:
             return False
         finally:
-            waiting = self.waiting.get(topic)
+            waiting = self.waiting.get(key)
             if waiting is not None:
                 waiting.discard(future)
                 if not waiting:
-                    del self.waiting[topic]
+                    del self.waiting[key]
         return True
 
 
@@ -260,7 +261,7 @@ def step_of(event: Any, ts_ms: int) -> Step | None:
     return Step(event.generation, ts_ms, content_of(event)) if content_of is not None and event.generation else None
 
 
-class Watched(Protocol):
+class WatchSource(Protocol):
     """The source of a watch's steps. It is called when the watch ends."""
 
     @property
@@ -273,31 +274,31 @@ class Watched(Protocol):
 class TaskWatch:
     """One reader of one task. Used as a context; `next` is for one caller at a time."""
 
-    __slots__ = ("_patient", "_steps", "_watching", "_woken", "cut", "task_id")
+    __slots__ = ("_source", "_steps", "_until_rest", "_woken", "cut", "task_id")
 
-    def __init__(self, watching: Watched, task_id: TaskId) -> None:
-        self._watching = watching
+    def __init__(self, source: WatchSource, task_id: TaskId) -> None:
+        self._source = source
         self._steps: list[Step] = []
         self._woken: asyncio.Future[None] | None = None
         self.task_id = task_id
         self.cut = False
-        """Steps were skipped: the reader was too slow, or the disk failed."""
-        self._patient = False
+        """Whether steps were skipped: the reader was too slow, or the engine failed."""
+        self._until_rest = False
 
     async def next(self, timeout_s: float, *, until_rest: bool = False) -> Sequence[Step]:
-        if not self.cut and (not self._steps or (until_rest and not _rests(self._steps[-1]))):
-            self._patient = until_rest
-            watching = self._watching
-            self._woken = woken = watching.loop.create_future()
-            if timeout_s >= LONG_S:
-                watching.long_waits.add(woken, timeout_s)
+        if not self.cut and (not self._steps or (until_rest and not _is_rest(self._steps[-1]))):
+            self._until_rest = until_rest
+            source = self._source
+            self._woken = woken = source.loop.create_future()
+            if timeout_s >= LONG_WAIT_S:
+                source.long_waits.add(woken, timeout_s)
                 try:
                     await woken
                 finally:
-                    del watching.long_waits.ends_s[woken]
+                    del source.long_waits.ends_s[woken]
                     self._woken = None
             else:
-                timer = watching.loop.call_later(timeout_s, _wake, woken)
+                timer = source.loop.call_later(timeout_s, _wake, woken)
                 try:
                     await woken
                 finally:
@@ -311,11 +312,11 @@ class TaskWatch:
             return
         kept, woken = self._steps, self._woken
         kept += steps
-        if len(kept) > KEPT_MAX:
-            del kept[KEPT_MAX:]
+        if len(kept) > UNREAD_MAX:
+            del kept[UNREAD_MAX:]
             self.cut = True
-        # A patient reader is woken while its kept steps are at most half of the bound.
-        if woken is not None and (not self._patient or _rests(steps[-1]) or len(kept) >= KEPT_MAX // 2):
+        # A reader that waits for a rest is woken before its steps pass the bound.
+        if woken is not None and (not self._until_rest or _is_rest(steps[-1]) or len(kept) >= UNREAD_MAX // 2):
             _wake(woken)
 
     def end(self) -> None:
@@ -327,10 +328,10 @@ class TaskWatch:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._watching.leave(self)
+        self._source.leave(self)
 
 
-def _rests(step: Step) -> bool:
+def _is_rest(step: Step) -> bool:
     what = step.what
     return type(what) is Ended or (type(what) is StatusUpdate and what.state != "working")
 
@@ -362,14 +363,14 @@ class TaskWatchers:
         self.long_waits: Final = LongWaits(self.loop)
         self._watches: dict[str, list[TaskWatch]] = {}
         self._waiting: deque[tuple[int, str, list[Step] | Step | _Signal | RegisterChange]] = deque()
-        """A list of steps is for the watches of a task, a single step for the push listener."""
+        """By record: a list of steps is for the watches of a task, a single step for the push listener."""
         self._lost: Callable[[TaskId], None] | None = None
         self._push: Callable[[TaskId, Step | None], None] | None = None
         self._audited: Callable[[], None] | None = None
         self._peer: list[Callable[[InstanceId], None]] = []
         self._registers: list[Callable[[RegisterChange], None]] = []
 
-    def watch(self, task_id: TaskId, *, new: bool = False) -> TaskWatch:  # noqa: ARG002  here, all are told alike
+    def watch(self, task_id: TaskId, *, new: bool = False) -> TaskWatch:  # noqa: ARG002  old or new, it begins now
         watch = TaskWatch(self, task_id)
         self._watches.setdefault(task_id, []).append(watch)
         return watch
@@ -400,8 +401,10 @@ class TaskWatchers:
 
         `pushed`: the tasks that have push configurations.
         """
-        if self.changes.on:
+        if self.changes.enabled:
             self.changes.note(events, ts_ms, seq)
+        elif not seq:
+            self.changes.newest += 1
         watches, waiting, contents = self._watches, self._waiting, _CONTENTS
         watched: TaskId | None = None
         steps: list[Step] = []
@@ -412,7 +415,7 @@ class TaskWatchers:
                 continue
             task_id: TaskId = event.task_id
             if content_of is _end_of and event.cause is not _RESULT and self._lost is not None:
-                waiting.append((seq, task_id, _LOST))  # a holder knows of its own result
+                waiting.append((seq, task_id, _LOST))  # a holder does not stop because of its own result
             if pushed and task_id in pushed:
                 waiting.append((seq, task_id, step_of(event, ts_ms) or _PUSH))
             if task_id in watches and (generation := event.generation):
@@ -429,41 +432,41 @@ class TaskWatchers:
             if isinstance(event, TaskRequeued) and self._lost is not None:
                 self._waiting.append((seq, event.task_id, _LOST))
             if event.task_id in pushed:
-                self._waiting.append((seq, event.task_id, _Signal.PUSH))
+                self._waiting.append((seq, event.task_id, _PUSH))
         elif isinstance(event, (PushPut, PushDropped)):
-            self._waiting.append((seq, event.task_id, _Signal.PUSH))
+            self._waiting.append((seq, event.task_id, _PUSH))
         elif isinstance(event, PeerEvent) and (peer := peer_of(event)) is not None:
-            self._waiting.append((seq, peer, _Signal.PEER))
+            self._waiting.append((seq, peer, _PEER))
         elif type(event) is Audited and self._audited is not None:
             self._waiting.append((seq, "", _AUDIT))
         elif (changed := _REGISTERS.get(type(event))) is not None:
             self._waiting.append((seq, "", changed(event)))
 
-    def landed(self, durable_seq: int) -> None:
-        """Records up to this one are durable; 0: all of them, since they have no numbers."""
+    def deliver(self, durable_seq: int) -> None:
+        """Passes on changes by records up to this one, which are durable now. 0: all, if records have no numbers."""
         changes = self.changes
         changes.position = durable_seq or changes.newest
-        if changes.awaited is not None:
-            changes.ring(changes.awaited)
+        if changes.waiter is not None:
+            changes.wake(changes.waiter)
         watches, waiting = self._watches, self._waiting
         while waiting and waiting[0][0] <= durable_seq:
-            _, whose, news = waiting.popleft()
-            if type(news) is list:
-                for watch in watches.get(whose, ()):
-                    watch.give(news)
-            elif news is _LOST and self._lost is not None:
-                self._lost(whose)  # type: ignore[arg-type]  # a task's id
-            elif news is _PEER:
+            _, owner, change = waiting.popleft()
+            if type(change) is list:
+                for watch in watches.get(owner, ()):
+                    watch.give(change)
+            elif change is _LOST and self._lost is not None:
+                self._lost(owner)  # type: ignore[arg-type]  # a task's id
+            elif change is _PEER:
                 for tell in self._peer:
-                    tell(InstanceId(whose))
-            elif news is _AUDIT:
+                    tell(InstanceId(owner))
+            elif change is _AUDIT:
                 assert self._audited is not None
                 self._audited()
-            elif isinstance(news, RegisterChange):
+            elif isinstance(change, RegisterChange):
                 for listen in self._registers:
-                    listen(news)
+                    listen(change)
             elif self._push is not None:
-                self._push(TaskId(whose), news if type(news) is Step else None)
+                self._push(TaskId(owner), change if type(change) is Step else None)
 
     def notify(
         self,
@@ -486,11 +489,11 @@ class TaskWatchers:
             listen(change)
 
     def cut(self) -> None:
-        """Ends all watches after a disk failure: each reader must find out itself how far it came."""
+        """Ends all watches after a disk failure: each reader must begin again at its cursor."""
         for watch in chain.from_iterable(self._watches.values()):
             watch.end()
 
     def forget(self) -> None:
-        """Drops changes that did not become durable after a disk failure: they never happened."""
+        """Drops changes whose records did not become durable because the disk failed."""
         self.changes.forget()
         self._waiting.clear()

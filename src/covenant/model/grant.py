@@ -207,30 +207,30 @@ class AuditVerification:
         self._rows = 0
         self._findings: list[str] = []
 
-    def find(self, finding: str) -> None:
+    def add_finding(self, finding: str) -> None:
         self._findings.append(finding)
 
-    def take(self, stored: Iterable[StoredRow]) -> None:
+    def add_rows(self, stored: Iterable[StoredRow]) -> None:
         for row in stored:
-            self._row(row.index, bytes.fromhex(row.row_hex), row.chain_hash_hex, coherent=row.coherent)
+            self._verify_row(row.index, bytes.fromhex(row.row_hex), row.chain_hash_hex, coherent=row.coherent)
 
-    def _row(self, index: int, row: bytes, chain_hash_hex: str, *, coherent: bool) -> None:
+    def _verify_row(self, index: int, row: bytes, chain_hash_hex: str, *, coherent: bool) -> None:
         self._rows += 1
         chain_hash = bytes.fromhex(chain_hash_hex).decode(errors="replace")
         if index > self._at.index + 1:
-            self.find(f"{_audit_rows(self._at.index + 1, index - 1)} missing")
+            self.add_finding(f"{_audit_rows(self._at.index + 1, index - 1)} missing")
         elif not _follows(self._at, row, chain_hash):
             anchored = self._rows == 1 and index > 1
-            self.find(f"row {index} was changed" + (", or the anchor before it" if anchored else ""))
+            self.add_finding(f"row {index} was changed" + (", or the anchor before it" if anchored else ""))
         elif not coherent:
-            self.find(f"row {index} has another issuer or time than its text says")
+            self.add_finding(f"row {index} has another issuer or time than its text says")
         self._at = AuditHead(index, chain_hash)
         if index == self._head.index and chain_hash != self._head.chain_hash:
-            self.find(f"row {index} is not the last one that the ledger wrote")
+            self.add_finding(f"row {index} is not the last one that the ledger wrote")
 
     def report(self) -> AuditReport:
         if self._at.index < self._head.index:
-            self.find(f"{_audit_rows(self._at.index + 1, self._head.index)} missing: the end was cut off")
+            self.add_finding(f"{_audit_rows(self._at.index + 1, self._head.index)} missing: the end was cut off")
         findings = self._findings[:FINDINGS_MAX]
         if len(self._findings) > FINDINGS_MAX:
             findings.append(f"and {len(self._findings) - FINDINGS_MAX} more")

@@ -51,9 +51,9 @@ def uuid_of(digest: bytes) -> str:
     return f"{h[:8]}-{h[8:12]}-8{h[13:16]}-{'89ab'[int(h[16], 16) & 3]}{h[17:20]}-{h[20:32]}"
 
 
-def derived_task_id(parent: str, *what: str) -> TaskId:
-    """The id of a delegated task: the same parent and the same text give the same id."""
-    return TaskId(uuid_of(hashlib.sha256("\0".join((parent, *what)).encode()).digest()))
+def derived_task_id(parent: str, *texts: str) -> TaskId:
+    """The id of a delegated task: the same parent and the same texts give the same id."""
+    return TaskId(uuid_of(hashlib.sha256("\0".join((parent, *texts)).encode()).digest()))
 
 
 def parse_task_id(value: str) -> TaskId:

@@ -79,8 +79,3 @@ def move_of(push: Push) -> PushMove:
         failure=push.failure,
         dead=push.dead_at_ms is not None,
     )
-
-
-def tenant_of(recipient: AgentId) -> str:
-    """The tenant whose push limits this recipient's tasks count against."""
-    return recipient.display.rpartition("@")[2]

@@ -33,7 +33,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def digest(self) -> str:
-        """A digest of the question. An answer is valid for the question with this digest alone."""
+        """An answer is valid only for the question with this digest."""
         return hashlib.sha256(_encode(self)).hexdigest()[:32]
 
 

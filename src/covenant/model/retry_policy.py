@@ -18,7 +18,7 @@ FACTOR_MAX: Final = 100
 
 
 class Posture(enum.StrEnum):
-    """The claim of a requeue about running the work again."""
+    """Why work may be requeued although it may then be done twice."""
 
     IDEMPOTENT = "idempotent"
     OPERATOR_ACCEPTED = "operator_accepted"

@@ -118,15 +118,15 @@ class A2aSettings:
         "",
         line,
         "The organisation that provides the agents, for cards; empty: the host of provider_url.",
-        also="A2A_PROVIDER_ORG",
+        alias="A2A_PROVIDER_ORG",
     )
     provider_url: str = setting(
         "",
         url,
         "The web address of that organisation, for cards; empty, with a provider_org: this daemon's.",
-        also="A2A_PROVIDER_URL",
+        alias="A2A_PROVIDER_URL",
     )
-    docs_url: str = setting("", url, "The URL of the agents' documentation, for cards.", also="A2A_DOCS_URL")
+    docs_url: str = setting("", url, "The URL of the agents' documentation, for cards.", alias="A2A_DOCS_URL")
     push_notifications: bool = setting(
         False, switch, "Whether clients may register webhooks for the steps of their tasks."
     )
@@ -140,7 +140,7 @@ class A2aSettings:
         5,
         whole(0, 1_000_000),
         "Tasks that one token may send by the simple door in any minute (429 above); 0: no limit.",
-        also="A2A_INBOUND_RATE_LIMIT_PER_MIN",
+        alias="A2A_INBOUND_RATE_LIMIT_PER_MIN",
     )
     agent_concurrency: int = setting(
         64, whole(1, 100_000), "Most turns at once of an agent that names no number of its own."
@@ -180,25 +180,25 @@ class DelegationSettings:
         DEPTH_MAX,
         whole(0, 64),
         "Deepest chain of calls from agent to agent. A deeper call is refused where it arrives.",
-        also="MAX_A2A_DEPTH",
+        alias="MAX_A2A_DEPTH",
     )
     calls_max: int = setting(
         10,
         whole(0, 1_000),
         "Most calls of one task to remote agents.",
-        also="MAX_REMOTE_INVOCATIONS_PER_SESSION",
+        alias="MAX_REMOTE_INVOCATIONS_PER_SESSION",
     )
     agents_max: int = setting(
         3,
         whole(0, 1_000),
         "Most different remote agents that one task may call.",
-        also="MAX_UNIQUE_AGENTS_PER_SESSION",
+        alias="MAX_UNIQUE_AGENTS_PER_SESSION",
     )
     cooldown_ms: int = setting(
         5_000,
         whole(0, HOUR_MS),
         "Pause between two calls of one task to remote agents; calls made at once count as one. 0: none.",
-        also="A2A_INVOCATION_COOLDOWN_MS",
+        alias="A2A_INVOCATION_COOLDOWN_MS",
     )
     children_max: int = setting(100, whole(0, 10_000), "Most calls of one task, to local and remote agents.")
     remote_concurrency: int = setting(256, whole(1, 100_000), "Most calls of one tenant to remote agents at once.")

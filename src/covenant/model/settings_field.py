@@ -34,17 +34,17 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """`also` is a second name in the environment, weaker than its own; `flag` is a second flag."""
+    """`alias` is a second name in the environment, weaker than its own; `flag` is a second flag."""
 
     meaning: str
     kind: Kind
-    also: str | None = None
+    alias: str | None = None
     flag: str | None = None
 
 
-def setting(default: T, kind: Kind, meaning: str, *, also: str | None = None, flag: str | None = None) -> T:
+def setting(default: T, kind: Kind, meaning: str, *, alias: str | None = None, flag: str | None = None) -> T:
     """Returns a dataclass field that is a setting, typed as its value, as `dataclasses.field` is."""
-    found: T = field(default=default, metadata={_KEY: Setting(meaning, kind, also, flag)})
+    found: T = field(default=default, metadata={_KEY: Setting(meaning, kind, alias, flag)})
     return found
 
 
@@ -116,7 +116,7 @@ def _read_address(raw: object) -> str:
 address: Final = Kind(_read_address, "an IP address, such as 127.0.0.1, 0.0.0.0 or ::1")
 
 
-def several(each: Callable[[str], bool], most: int = COUNT_MAX) -> Callable[[object], tuple[str, ...]]:
+def several(is_valid: Callable[[str], bool], most: int = COUNT_MAX) -> Callable[[object], tuple[str, ...]]:
     def read(raw: object) -> tuple[str, ...]:
         if isinstance(raw, str):
             items = [item.strip() for item in raw.split(",") if item.strip()]
@@ -124,7 +124,7 @@ def several(each: Callable[[str], bool], most: int = COUNT_MAX) -> Callable[[obj
             items = raw
         else:
             _wrong()
-        return tuple(items) if len(items) <= most and all(each(item) for item in items) else _wrong()
+        return tuple(items) if len(items) <= most and all(is_valid(item) for item in items) else _wrong()
 
     return read
 

@@ -22,9 +22,9 @@ CLAIMED_DEPTH_MAX: Final = 64
 """A bound on the depth that a request may claim. It is larger than any limit that can be set."""
 CHAIN_MAX: Final = 64
 NAME_CHARS_MAX: Final = 256
-ELSEWHERE: Final = "remote.url"
+URL_RECIPIENT: Final = "remote.url"
 """The recipient of tasks for agents that are called by URL. No agent of a catalogue can have this id."""
-PEERS: Final = "remote.peer"
+PEER_RECIPIENT: Final = "remote.peer"
 """The recipient of tasks for agents of peers. No agent of a catalogue can have this id."""
 MAILBOX: Final = "mailbox"
 """The origin of tasks whose sender drains the result."""
@@ -40,9 +40,9 @@ KIND_LENGTH_MAX: Final = 128
 """A longer kind is replaced by its hash in a cache key."""
 REMOTE: Final = "covenant.remote"
 """Key in the metadata of a task's updates: the remote task's id and its state."""
-_WROTE_TARGETS: Final = frozenset({DELEGATION, "mcp"})
-"""Origins whose whole request metadata was the daemon's, when targets were still there under `REMOTE`."""
-_WAS_DONE_ELSEWHERE: Final = (f"{ELSEWHERE}@", f"{PEERS}@")
+_TARGET_ORIGINS: Final = frozenset({DELEGATION, "mcp"})
+"""Origins of tasks whose whole request metadata came from the daemon, in versions that kept a target there."""
+_REMOTE_RECIPIENTS: Final = (f"{URL_RECIPIENT}@", f"{PEER_RECIPIENT}@")
 """Recipients of tasks that only the daemon sends."""
 _encode = msgspec.json.Encoder().encode
 TIMED_OUT: Final = "Task timed out"
@@ -177,7 +177,7 @@ def target_of(task: Task) -> Target | None:
     """
     if task.target is not None or task.request_metadata is None:
         return task.target
-    if task.origin not in _WROTE_TARGETS and not task.recipient.display.startswith(_WAS_DONE_ELSEWHERE):
+    if task.origin not in _TARGET_ORIGINS and not task.recipient.display.startswith(_REMOTE_RECIPIENTS):
         return None
     try:
         return msgspec.convert(task.request_metadata.get(REMOTE), Target | None)

@@ -115,10 +115,11 @@ class StepUpdate(msgspec.Struct, frozen=True, tag_field="type", tag="step", omit
 
 
 class Wait(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """The condition that wakes a task that is parked during or before a turn: a time, a signal, an answer, or either.
+    """The condition that wakes a task that is parked during or before a turn: a time, a signal or an answer.
 
-    The time is `for_ms` after `since_ms`, however the clock is set meanwhile; or `until_ms`, by the clock. Of several
-    waits that a function began together, the first one that ends wakes the task.
+    The time is `for_ms` after `since_ms`, however the clock is set meanwhile; or `until_ms`, by the clock. A wait for a
+    signal may have a time, too; then what comes first wakes the task. So does the first one that ends of several waits
+    that a function began together.
     """
 
     since_ms: int
@@ -136,18 +137,18 @@ class Wait(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tr
     """Steps that wait at the same time. None of them asks a person or has `others`."""
 
     @property
-    def each(self) -> tuple[Wait, ...]:
+    def all_waits(self) -> tuple[Wait, ...]:
         return (self, *self.others)
 
     def ends_at_ms(self, now_ms: int, ages: Ages = STEADY) -> int | None:
-        """When the first of the waits ends without a signal, by the present clock; None: none of them does."""
+        """When the first of the waits ends without a signal, by the present clock; None: none of them has a time."""
         return self.first(now_ms, ages).own_end_ms(now_ms, ages)
 
     def first(self, now_ms: int, ages: Ages = STEADY) -> Wait:
         """The wait that ends first without a signal."""
         if not self.others:
             return self
-        ends = ((each.own_end_ms(now_ms, ages), each) for each in self.each)
+        ends = ((each.own_end_ms(now_ms, ages), each) for each in self.all_waits)
         return min(((end_ms, each.step, each) for end_ms, each in ends if end_ms is not None), default=(0, 0, self))[2]
 
     def own_end_ms(self, now_ms: int, ages: Ages) -> int | None:

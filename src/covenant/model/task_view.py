@@ -186,7 +186,7 @@ class TaskViewBuilder:
             self._artifacts[what.artifact_id] = draft = ArtifactBuilder(what)
         draft.add(what)
 
-    def _say(self, what: MessageUpdate) -> None:
+    def _add_message(self, what: MessageUpdate) -> None:
         self._history.append(what)
 
     def _status(self, what: StatusUpdate) -> None:
@@ -234,14 +234,14 @@ class TaskViewBuilder:
         Began: _begin,
         Started: _start,
         ArtifactUpdate: _artifact,
-        MessageUpdate: _say,
+        MessageUpdate: _add_message,
         StatusUpdate: _status,
         StepUpdate: _step,
         Continued: _continue,
         Ended: _end,
     }
 
-    def known(self) -> TaskView:
+    def existing_view(self) -> TaskView:
         """The view of a task that was accepted, and so has a first step."""
         assert self._task is not None, "a task that was accepted has a first step"
         return TaskView(
@@ -259,7 +259,7 @@ class TaskViewBuilder:
         )
 
     def view(self) -> TaskView | None:
-        return None if self._task is None else self.known()
+        return None if self._task is None else self.existing_view()
 
 
 class ArtifactBuilder(msgspec.Struct, eq=False):
@@ -394,15 +394,16 @@ def answer_text(
     artifacts: Sequence[Artifact],
     history: Sequence[MessageUpdate],
 ) -> str:
-    """A result is in the artifacts; the message with it may repeat it, comment on it, or be the whole answer.
+    """The text that answers the sender: the artifacts' text, or the status message if it contains that or stands alone.
 
-    If a task did not complete, its message says why, and takes precedence over the artifacts.
+    If a task did not complete, its message says why, and takes precedence over the artifacts. A task that ended without
+    either is answered by its agent's last message.
     """
     status_text = plain_text(message.parts) if message is not None else ""
-    made = "\n".join(text for artifact in artifacts if (text := plain_text(artifact.parts)))
-    if state is TaskState.COMPLETED and made and made.strip() not in status_text:
-        return made
-    if status_text or made:
-        return status_text or made
-    spoken = (plain_text(each.parts) for each in reversed(history) if each.role == "agent")
-    return next((text for text in spoken if text), "") if state.terminal else ""
+    artifact_text = "\n".join(text for artifact in artifacts if (text := plain_text(artifact.parts)))
+    if state is TaskState.COMPLETED and artifact_text and artifact_text.strip() not in status_text:
+        return artifact_text
+    if status_text or artifact_text:
+        return status_text or artifact_text
+    agent_texts = (plain_text(past.parts) for past in reversed(history) if past.role == "agent")
+    return next((text for text in agent_texts if text), "") if state.terminal else ""

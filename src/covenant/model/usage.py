@@ -24,7 +24,7 @@ TOKENS: Final = "tokens"
 INPUT: Final = "input_tokens"
 OUTPUT: Final = "output_tokens"
 _COUNTED: Final = frozenset({TOKENS, INPUT, OUTPUT})
-_ALSO: Final = {
+_ALIASES: Final = {
     "prompt_tokens": INPUT,
     "inputTokens": INPUT,
     "promptTokens": INPUT,
@@ -42,7 +42,7 @@ _ALSO: Final = {
     "totalTokenCount": TOKENS,
     "total_token_count": TOKENS,
 }
-_WITHIN: Final = (
+_REPORT_KEYS: Final = (
     "covenant.usage",
     "usage",
     "token_usage",
@@ -52,7 +52,7 @@ _WITHIN: Final = (
     "adk_usage_metadata",
 )
 """Keys under which metadata may hold a report. The first report that counts tokens is used."""
-_FLAT: Final = frozenset({*_COUNTED, *_ALSO})
+_FLAT_KEYS: Final = frozenset({*_COUNTED, *_ALIASES})
 """Keys that are read where metadata is itself a report. All its other keys are ignored, numbers or not."""
 
 
@@ -64,7 +64,7 @@ def read_usage(reported: Any) -> dict[str, float]:
     for name, amount in reported.items():
         if not isinstance(name, str) or len(name) > NAME_CHARS_MAX or (counted := _amount(amount)) is None:
             continue
-        known = _ALSO.get(name, name)
+        known = _ALIASES.get(name, name)
         if _has_room(found, known):
             # The same amount under two names was used once.
             found[known] = max(found.get(known, 0), counted)
@@ -79,18 +79,18 @@ def usage_in(metadata: Any, depth: int = NESTED_MAX) -> dict[str, float]:
     if not isinstance(metadata, Mapping):
         return {}
     other: dict[str, float] = {}
-    for name in _WITHIN:
+    for name in _REPORT_KEYS:
         within = metadata.get(name)
         if isinstance(within, Mapping):
             found = read_usage(within) if depth <= 1 or not _reports(within) else usage_in(within, depth - 1)
             if TOKENS in found:
                 return found
             other = other or found
-    return read_usage({name: amount for name, amount in metadata.items() if name in _FLAT}) or other
+    return read_usage({name: amount for name, amount in metadata.items() if name in _FLAT_KEYS}) or other
 
 
 def _reports(metadata: Mapping[Any, Any]) -> bool:
-    return any(isinstance(metadata.get(name), Mapping) for name in _WITHIN)
+    return any(isinstance(metadata.get(name), Mapping) for name in _REPORT_KEYS)
 
 
 def add_usage(total: dict[str, float], amounts: Mapping[str, float]) -> None:

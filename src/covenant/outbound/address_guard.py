@@ -4,8 +4,9 @@ Only http and https are called, on ports that speak it. A name is looked up once
 that it leads to is checked: if one is not public, the name is refused, unless the operator allows it. The caller
 connects to the addresses returned and never looks the name up again, so nothing changes between check and call.
 
-`check` refuses a URL early. It is no permission: `vet` checks again for every connection (`guarded_transport`). To the
-caller all refused and unknown hosts look alike; `AddressRefused.detail` and the log tell the operator which it was.
+The result of `vet` is good for one connection of `guarded_transport`, and that of `check` for one channel of
+`grpc_transport`. To the caller all refused and unknown hosts look alike; `AddressRefused.detail` and the log tell the
+operator which it was.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ THREADS_MAX: Final = 16
 """The most look-ups that run at once. Further ones wait, until their callers' time is up."""
 _NO_SUCH_NAME: Final = frozenset({socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)})
 log = logging.getLogger(__name__)
-PINS_MAX: Final = 8
+ADDRESSES_TRIED_MAX: Final = 8
 """How many addresses are tried for one connection. All addresses of a name are checked."""
 LOGGED_MAX: Final = 1_000
 """How many refused places are remembered, so that repeated calls do not fill the log."""
@@ -103,10 +104,10 @@ class AllowList:
                 entry = read_entry(text)
             except ValueError as error:
                 raise ValueError(f"{text!r} is no host, host:port, address or network") from error
-            if isinstance(entry.what, str):
-                self._names.add((entry.what, entry.port))
+            if isinstance(entry.name_or_network, str):
+                self._names.add((entry.name_or_network, entry.port))
             else:
-                self._networks.append((entry.what, entry.port))
+                self._networks.append((entry.name_or_network, entry.port))
 
     def allowing(self, places: Iterable[str]) -> Self:
         """A copy that also allows these places (`host:port`), which the caller named on purpose."""
@@ -174,9 +175,9 @@ def _ask_system(name: str) -> Sequence[Address]:
 
 
 class NameServerResolver:
-    def __init__(self, servers: Sequence[tuple[Address, int]], *, patience_s: float) -> None:
+    def __init__(self, servers: Sequence[tuple[Address, int]], *, timeout_s: float) -> None:
         self._servers = servers
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._stub: Stub | None = None
 
     async def __call__(self, name: str) -> Sequence[Address]:
@@ -194,7 +195,7 @@ class NameServerResolver:
         from dns.resolver import NXDOMAIN, NoAnswer  # noqa: PLC0415
 
         try:
-            answer = await stub.resolve(f"{name}.", kind, search=False, lifetime=self._patience_s)
+            answer = await stub.resolve(f"{name}.", kind, search=False, lifetime=self._timeout_s)
             return tuple(ip_address(record.address) for record in answer)
         except (NXDOMAIN, NoAnswer) as error:
             return Unresolved(str(error), transient=False)
@@ -235,9 +236,9 @@ class AddressGuard:
 
     def allowing(self, places: Iterable[str]) -> AddressGuard:
         """A copy that also allows private addresses of these places (`host:port`), which the caller named."""
-        meant = AddressGuard((), resolver=self._resolver, resolve_s=self._resolve_s)
-        meant._allow = self._allow.allowing(places)
-        return meant
+        wider = AddressGuard((), resolver=self._resolver, resolve_s=self._resolve_s)
+        wider._allow = self._allow.allowing(places)
+        return wider
 
     def read(self, url: str) -> Location:
         """The URL's parts, if its text alone does not refuse it."""
@@ -262,18 +263,18 @@ class AddressGuard:
         """Where to connect for this host, now. Raises AddressRefused."""
         self._check_port(host, port)
         try:
-            return await self._judged(host, port)
+            return await self._checked_addresses(host, port)
         except AddressRefused as refused:
             self._log(host, port, refused)
             raise
 
-    async def _judged(self, host: Host, port: int) -> tuple[Address, ...]:
+    async def _checked_addresses(self, host: Host, port: int) -> tuple[Address, ...]:
         addresses = await self._addresses(host)
         for address in addresses:
             use = special_use(address)
             if not self._allow.allows(host, address, port, use):
                 raise _refused(host, port, address, use)
-        return addresses[:PINS_MAX]
+        return addresses[:ADDRESSES_TRIED_MAX]
 
     def _log(self, host: Host, port: int, refused: AddressRefused) -> None:
         if (host, port) in self._logged:

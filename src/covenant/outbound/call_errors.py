@@ -7,9 +7,9 @@
     ├── CallFailed                 the call was allowed, and the other side did not answer as it should
     └── RemoteError                names the remote's task where it is known
         ├── NoCard                 no card was found, or it cannot be used: unreadable, unsigned, no interface
-        ├── RemoteRefused          the remote understood and said no; `code` is ours, the rest is what it said
+        ├── RemoteRefused          the remote refused the call, or its answer cannot be read; `code` is ours
         ├── OutcomeUnknown         the message may have been taken: sending it again may do the work twice
-        └── RemoteTimedOut         no answer in the caller's time; the remote task was canceled
+        └── RemoteTimedOut         no answer in the caller's time; a remote task that is known is told to stop
 
 Anybody may see `message`: it says nothing that a stranger could not know already, so a name that leads inside
 and a name that leads nowhere read the same. `detail` is for the log and the operator: names, addresses, what to set.

@@ -15,7 +15,7 @@ from typing import Final, Generic, TypeVar
 from covenant.model.errors import Unavailable
 
 MOVES_MAX: Final = 500
-AGAIN_S: Final = 1.0
+RETRY_S: Final = 1.0
 """The pause after a commit that failed because the ledger was unavailable."""
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ class SingleFlight(Generic[T]):
         flight = self._flights.get(key)
         if flight is None:
             flight = self._flights[key] = asyncio.ensure_future(_run(ask))
-            flight.add_done_callback(lambda landed: self._landed(key, landed))
+            flight.add_done_callback(lambda ended: self._finished(key, ended))
         return await asyncio.shield(flight)
 
     async def stop(self) -> None:
@@ -52,7 +52,7 @@ class SingleFlight(Generic[T]):
             flight.cancel()
         await asyncio.gather(*flights, return_exceptions=True)
 
-    def _landed(self, key: Hashable, flight: asyncio.Task[T]) -> None:
+    def _finished(self, key: Hashable, flight: asyncio.Task[T]) -> None:
         self._flights.pop(key, None)
         if not flight.cancelled():
             flight.exception()  # retrieved here, since all waiters may have left
@@ -63,9 +63,9 @@ async def _run(ask: Callable[[], Awaitable[T]]) -> T:
 
 
 class MoveSaver(Generic[K, V]):
-    """Saves the cursors of deliveries: the latest one of each key is committed soon, many in one record.
+    """Saves moves, such as the progress of deliveries: the latest one of each key is committed soon, many at a time.
 
-    A move that could not be committed is kept. `saved` is called with those that were.
+    A move that could not be committed is kept. `saved` is called with the moves that were committed.
     """
 
     def __init__(
@@ -80,11 +80,11 @@ class MoveSaver(Generic[K, V]):
         self.waiting[key] = move
         self._added.set()
 
-    async def run(self, on_away: Callable[[Unavailable], None] | None = None) -> None:
+    async def run(self, on_unavailable: Callable[[Unavailable], None] | None = None) -> None:
         """Runs until canceled, or until a commit fails.
 
-        With `on_away`, a commit that fails as Unavailable is tried again: a database can be down for a while. A journal
-        that cannot be written stays so.
+        With `on_unavailable`, a commit that fails as Unavailable is tried again: a database can be down for a while. A
+        journal that cannot be written stays so.
         """
         if self.waiting:  # since an earlier run
             self._added.set()
@@ -93,11 +93,11 @@ class MoveSaver(Generic[K, V]):
             self._added.clear()
             try:
                 await self.save()
-            except Unavailable as away:
-                if on_away is None:
+            except Unavailable as unavailable:
+                if on_unavailable is None:
                     raise
-                on_away(away)
-                await asyncio.sleep(AGAIN_S)
+                on_unavailable(unavailable)
+                await asyncio.sleep(RETRY_S)
                 self._added.set()
 
     async def save(self) -> None:
@@ -112,7 +112,7 @@ class MoveSaver(Generic[K, V]):
 
 
 @dataclass(slots=True)
-class _Lane(Generic[T]):
+class _HostQueue(Generic[T]):
     """The calls to one host for one tenant."""
 
     waiting: deque[T] = field(default_factory=deque)
@@ -120,17 +120,17 @@ class _Lane(Generic[T]):
 
 
 @dataclass(slots=True)
-class _Tenant(Generic[T]):
-    lanes: dict[str, _Lane[T]] = field(default_factory=dict)
+class _TenantQueues(Generic[T]):
+    hosts: dict[str, _HostQueue[T]] = field(default_factory=dict)
     ready: dict[str, None] = field(default_factory=dict)
-    """Hosts with a call waiting and a place free, the longest wait first."""
+    """Hosts with a waiting call and a free place; the one that had no turn for longest comes first."""
     under_way: int = 0
 
 
 class FairScheduler(Generic[T]):
     """A fair scheduler of calls: no call waits for another caller's slow host.
 
-    Calls wait in lanes, one for each tenant and host, first in first out. Tenants take turns, and so do the hosts of a
+    Calls wait in queues, one for each tenant and host, first in first out. Tenants take turns, and so do the hosts of a
     tenant. The calls at once are limited for each host, for each tenant and in total. Every operation takes constant
     time, however many calls wait.
     """
@@ -139,54 +139,54 @@ class FairScheduler(Generic[T]):
         self._at_once = at_once
         self._per_tenant = per_tenant
         self._per_host = per_host
-        self._tenants: dict[str, _Tenant[T]] = {}
+        self._tenants: dict[str, _TenantQueues[T]] = {}
         self._ready: dict[str, None] = {}
         self.under_way = 0
 
     def wait(self, tenant: str, host: str, call: T) -> None:
-        lanes = self._tenants.setdefault(tenant, _Tenant())
-        lane = lanes.lanes.setdefault(host, _Lane())
-        lane.waiting.append(call)
-        self._settle(tenant, lanes, host, lane)
+        queues = self._tenants.setdefault(tenant, _TenantQueues())
+        queue = queues.hosts.setdefault(host, _HostQueue())
+        queue.waiting.append(call)
+        self._update_ready(tenant, queues, host, queue)
 
     def next(self) -> T | None:
         """Gives a place to the call whose turn it is; None if no call can go."""
         if self.under_way >= self._at_once or not self._ready:
             return None
         tenant = next(iter(self._ready))
-        lanes = self._tenants[tenant]
-        host = next(iter(lanes.ready))
-        lane = lanes.lanes[host]
-        call = lane.waiting.popleft()
+        queues = self._tenants[tenant]
+        host = next(iter(queues.ready))
+        queue = queues.hosts[host]
+        call = queue.waiting.popleft()
         self.under_way += 1
-        lanes.under_way += 1
-        lane.under_way += 1
+        queues.under_way += 1
+        queue.under_way += 1
         # The tenant and the host go to the end of their queues.
-        lanes.ready.pop(host)
+        queues.ready.pop(host)
         self._ready.pop(tenant)
-        self._settle(tenant, lanes, host, lane)
+        self._update_ready(tenant, queues, host, queue)
         return call
 
     def done(self, tenant: str, host: str) -> None:
         """Takes back the place of a call that has ended."""
-        lanes = self._tenants[tenant]
-        lane = lanes.lanes[host]
+        queues = self._tenants[tenant]
+        queue = queues.hosts[host]
         self.under_way -= 1
-        lanes.under_way -= 1
-        lane.under_way -= 1
-        self._settle(tenant, lanes, host, lane)
+        queues.under_way -= 1
+        queue.under_way -= 1
+        self._update_ready(tenant, queues, host, queue)
 
-    def _settle(self, tenant: str, lanes: _Tenant[T], host: str, lane: _Lane[T]) -> None:
+    def _update_ready(self, tenant: str, queues: _TenantQueues[T], host: str, queue: _HostQueue[T]) -> None:
         """Updates the queues of a tenant and a host after a change: ready, not ready, or gone."""
-        if lane.waiting and lane.under_way < self._per_host:
-            lanes.ready.setdefault(host)
+        if queue.waiting and queue.under_way < self._per_host:
+            queues.ready.setdefault(host)
         else:
-            lanes.ready.pop(host, None)
-        if not lane.waiting and not lane.under_way:
-            del lanes.lanes[host]
-        if lanes.ready and lanes.under_way < self._per_tenant:
+            queues.ready.pop(host, None)
+        if not queue.waiting and not queue.under_way:
+            del queues.hosts[host]
+        if queues.ready and queues.under_way < self._per_tenant:
             self._ready.setdefault(tenant)
         else:
             self._ready.pop(tenant, None)
-        if not lanes.lanes:
+        if not queues.hosts:
             del self._tenants[tenant]

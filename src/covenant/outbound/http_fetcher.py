@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 MIB: Final = 1024 * 1024
 REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
-REPEATING: Final = frozenset({307, 308})
-READING: Final = frozenset({"GET", "HEAD"})
+METHOD_KEPT: Final = frozenset({307, 308})
+READ_METHODS: Final = frozenset({"GET", "HEAD"})
 # A list of allowed headers, since nobody can list all headers that hold secrets.
 FORWARDED: Final = frozenset(
     "accept accept-encoding accept-language a2a-extensions a2a-version connection traceparent user-agent".split()
@@ -41,7 +41,7 @@ FORWARDED: Final = frozenset(
 COMPRESSED: Final = {"accept-encoding": "gzip, deflate"}
 PLAIN: Final = {"accept-encoding": "identity"}
 # Headers that frame a request or belong to its connection are set by us alone.
-OURS: Final = frozenset(
+OWN_HEADERS: Final = frozenset(
     """
     accept-encoding connection content-length expect host keep-alive proxy-authorization proxy-connection te trailer
     transfer-encoding upgrade
@@ -57,7 +57,7 @@ class TlsTrust:
     """The certificate authorities that are believed: the system's, unless a context is given. Read once."""
 
     def __init__(self, context: ssl.SSLContext | None = None) -> None:
-        self._given = context
+        self._fixed_context = context
         self._context: ssl.SSLContext | None = None
         self._opening = asyncio.Lock()
 
@@ -72,7 +72,7 @@ class TlsTrust:
         from covenant.outbound.guarded_transport import load  # noqa: PLC0415  (see the module's contract)
 
         load()
-        return self._given or ssl.create_default_context()
+        return self._fixed_context or ssl.create_default_context()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,13 +106,11 @@ class _Call:
 
 
 class CallRecord(Protocol):
-    """Observes the answer to one request: the head, the decompressed body as it arrives, and its end."""
+    """Observes the answer to one request: the head, and the decompressed body as it arrives."""
 
     def answered(self, status: int, headers: Mapping[str, str]) -> None: ...
 
     def received(self, piece: bytes) -> None: ...
-
-    def ended(self) -> None: ...
 
 
 class CallObserver(Protocol):
@@ -179,7 +177,7 @@ class Fetcher:
     ) -> Fetched:
         """Fetches the whole answer, or raises.
 
-        `total_ms` raises the time limit for a slow other side, also for one pause.
+        `total_ms` replaces the time limit of the settings. A pause in the answer may then take as long, too.
         """
         bytes_max, idle_ms = self._limits.body_bytes_max, max(self._limits.idle_ms, total_ms or 0)
         call = self._begin(method, url, headers or {}, COMPRESSED, content)
@@ -187,7 +185,7 @@ class Fetcher:
             call, response = await self._follow(call, idle_ms=idle_ms, bytes_max=bytes_max)
             async with aclosing(response):
                 body = b"".join([piece async for piece in _bounded(response, bytes_max)])
-        return Fetched(status=response.status_code, headers=_plain(response), body=body, url=call.location.url)
+        return Fetched(status=response.status_code, headers=_headers_of(response), body=body, url=call.location.url)
 
     @asynccontextmanager
     async def stream(
@@ -214,7 +212,7 @@ class Fetcher:
                 )
             async with aclosing(_bounded(response, bytes_max)) as pieces:
                 yield Streamed(
-                    status=response.status_code, headers=_plain(response), pieces=pieces, url=call.location.url
+                    status=response.status_code, headers=_headers_of(response), pieces=pieces, url=call.location.url
                 )
 
     @property
@@ -250,13 +248,12 @@ class Fetcher:
         """Sends the request and follows redirects until there is an answer. The caller closes the response."""
         for _ in range(self._limits.redirects_max + 1):
             response = await self._send(call, idle_ms=idle_ms, bytes_max=bytes_max)
-            place = _redirection(call, response)
-            if place is None:
+            target = _redirection(call, response)
+            if target is None:
                 return call, response
             # The body of a redirect is ignored.
             await response.aclose()
-            _end(response)
-            call = _redirected(call, place)
+            call = _redirected(call, target)
             self._guard.read(call.location.url)
         raise CallFailed("bad_redirect", "the server redirects too often", transient=False)
 
@@ -278,14 +275,9 @@ class Fetcher:
                 "wire_bytes_max": bytes_max,
             },
         )
-        try:
-            response = await transport.handle_async_request(request)
-        except BaseException:
-            if record is not None:
-                record.ended()
-            raise
+        response = await transport.handle_async_request(request)
         if record is not None:
-            record.answered(response.status_code, _plain(response))
+            record.answered(response.status_code, _headers_of(response))
             response.extensions[RECORD] = record
         return response
 
@@ -306,23 +298,23 @@ def check_headers(headers: Mapping[str, str]) -> None:
     for name, value in headers.items():
         if not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
             raise Invalid("bad_header", f"the header {name!r} has characters that a header cannot have")
-        if name.lower() in OURS:
+        if name.lower() in OWN_HEADERS:
             raise Invalid("bad_header", f"the header {name!r} is set by the daemon; leave it out")
 
 
 def _redirection(call: _Call, response: httpx2.Response) -> str | None:
     """The target of a redirect that is followed; None if this response is the answer."""
-    follows = REDIRECTS if call.method in READING else REPEATING
-    place: str | None = response.headers.get("location")
-    return place if response.status_code in follows else None
+    follows = REDIRECTS if call.method in READ_METHODS else METHOD_KEPT
+    target: str | None = response.headers.get("location")
+    return target if response.status_code in follows else None
 
 
-def _redirected(call: _Call, place: str) -> _Call:
+def _redirected(call: _Call, target: str) -> _Call:
     try:
         # Joining silently drops invalid characters, so these are refused first.
-        if has_forbidden(place):
+        if has_forbidden(target):
             raise InvalidUrl("it has spaces, control characters or backslashes")
-        location = read_url(urljoin(call.location.url, place))
+        location = read_url(urljoin(call.location.url, target))
     except ValueError as error:
         raise CallFailed(
             "bad_redirect", "the server redirects to a URL that cannot be called", transient=False
@@ -341,7 +333,7 @@ def _redirected(call: _Call, place: str) -> _Call:
     return replace(call, location=location, headers=kept)
 
 
-def _plain(response: httpx2.Response) -> Mapping[str, str]:
+def _headers_of(response: httpx2.Response) -> Mapping[str, str]:
     return dict(response.headers.items())
 
 
@@ -368,11 +360,3 @@ async def _bounded(response: httpx2.Response, bytes_max: int | None) -> AsyncGen
                 yield piece
     except httpx2.DecodingError as error:
         raise CallFailed("bad_response", "the body is not compressed as its headers say", detail=str(error)) from error
-    finally:
-        _end(response)
-
-
-def _end(response: httpx2.Response) -> None:
-    record: CallRecord | None = response.extensions.pop(RECORD, None)
-    if record is not None:
-        record.ended()

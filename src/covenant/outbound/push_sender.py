@@ -53,11 +53,11 @@ PAUSE_FACTOR: Final = 3
 JITTER: Final = 0.2
 LOOK_AGAIN_MS: Final = 60_000
 """The longest sleep without a look at the wall clock, which may have been set."""
-HELD_MS: Final = 60_000
-"""How soon a tenant that is enabled again is sent what it missed."""
-HICCUP_MS: Final = 1_000
+DISABLED_LOOK_MS: Final = 60_000
+"""The pause before a disabled tenant is looked at again: its deliveries wait until it is enabled."""
+LEDGER_RETRY_MS: Final = 1_000
 """The pause after the ledger could not be read, which does not count as the receiver's failure."""
-LEAVE_S: Final = 2.0
+STOP_S: Final = 2.0
 """How long a stop waits for deliveries under way."""
 
 
@@ -117,10 +117,10 @@ class WebhookClient:
             "covenant-push-id": push.id,
             "covenant-attempt": str(attempt),
         }
-        return headers | secrets_of(push)
+        return headers | auth_headers(push)
 
 
-def secrets_of(push: Push) -> dict[str, str]:
+def auth_headers(push: Push) -> dict[str, str]:
     """The headers that authenticate us to the receiver, as the configuration's owner gave them."""
     config, headers = push.config, {}
     if config.token is not None:
@@ -193,7 +193,7 @@ class PushSender:
         *,
         chance: Callable[[], float],
         tally: Callable[[str], None] = lambda _: None,
-        held_ms: int = HELD_MS,
+        disabled_look_ms: int = DISABLED_LOOK_MS,
         shared: bool = False,
         link: Link = unlinked,
     ) -> None:
@@ -203,14 +203,14 @@ class PushSender:
         self._limits = limits
         self._chance = chance
         self._tally = tally
-        self._held_ms = held_ms
+        self._disabled_look_ms = disabled_look_ms
         self._shared = shared
         self._link = link
         self.saved = asyncio.Event()
         """Set each time that cursors were saved."""
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         limits = self._limits
         # One tenant gets at most half of the places.
         per_tenant = max(1, limits.at_once_max // 2)
@@ -221,10 +221,10 @@ class PushSender:
         """Waiting for a turn, or under way."""
         self._sleeping: dict[Key, int] = {}
         self._alarms: list[tuple[int, Key]] = []
-        self._ahead: dict[Key, PushMove] = {}
+        self._unsaved_moves: dict[Key, PushMove] = {}
         """Cursors that the ledger does not have yet."""
         self._saver: MoveSaver[Key, PushMove] = MoveSaver(
-            lambda moves: self._ledger.commit(MovePushes(moves=moves)), self._forget
+            lambda moves: self._ledger.commit(MovePushes(moves=moves)), self._drop_saved
         )
         self._touched: dict[TaskId, None] = {}
         """Tasks with new steps."""
@@ -237,31 +237,31 @@ class PushSender:
 
         If cursors cannot be saved any more, nothing is delivered: every delivery would be repeated.
         """
-        self._begin()
+        self._reset()
         self._ledger.on_push(self._on_change)
         await self._read_outbox()
         saving = asyncio.create_task(self._saver.run(self._note_unsaved if self._shared else None))
         saving.add_done_callback(lambda _: self._changed.set())
         try:
-            await self._direct(saving)
+            await self._dispatch(saving)
         finally:
-            await self._leave(saving)
+            await self._stop(saving)
 
     async def _read_outbox(self) -> None:
         self._read_ms = self._ledger.clock.monotonic_ms()
         for push in await self._ledger.outbox():
-            self._consider(push)
+            self._schedule(push)
 
-    async def _direct(self, saving: asyncio.Task[None]) -> None:
+    async def _dispatch(self, saving: asyncio.Task[None]) -> None:
         while not saving.done():
             self._changed.clear()
             while self._touched:
                 task_id = next(iter(self._touched))
                 del self._touched[task_id]
-                await self._look(task_id)
+                await self._update_task(task_id)
             await self._wake()
             while (delivery := self._scheduler.next()) is not None:
-                delivery.task = asyncio.create_task(self._go(delivery))
+                delivery.task = asyncio.create_task(self._run_delivery(delivery))
             await self._pause()
             if self._shared and self._ledger.clock.monotonic_ms() - self._read_ms >= LOOK_AGAIN_MS:
                 await self._read_outbox()  # steps that this node learned of too late, or never
@@ -279,12 +279,12 @@ class PushSender:
             wait_ms = min(wait_ms, max(0, self._alarms[0][0] - self._ledger.clock.monotonic_ms()))
         await wait_at_most(self._changed, wait_ms / 1000)
 
-    async def _leave(self, saving: asyncio.Task[None]) -> None:
+    async def _stop(self, saving: asyncio.Task[None]) -> None:
         """Gives deliveries under way a moment to end, and saves their cursors."""
         self._ledger.on_push(lambda _, __: None)
         under_way = [delivery.task for delivery in self._deliveries.values() if delivery.task is not None]
         if under_way:
-            await asyncio.wait(under_way, timeout=LEAVE_S)
+            await asyncio.wait(under_way, timeout=STOP_S)
         for task in (*under_way, saving):
             task.cancel()
         await asyncio.gather(*under_way, saving, return_exceptions=True)
@@ -294,7 +294,7 @@ class PushSender:
             self._note_unsaved(refusal)
 
     def _note_unsaved(self, refusal: Refusal) -> None:
-        log.warning("push.unsaved", extra={"code": refusal.code, "count": len(self._ahead)})
+        log.warning("push.unsaved", extra={"code": refusal.code, "count": len(self._unsaved_moves)})
 
     def _on_change(self, task_id: TaskId, step: Step | None) -> None:
         """A task with configurations, or a configuration, has a new durable record."""
@@ -305,16 +305,16 @@ class PushSender:
         self._touched[task_id] = None
         self._changed.set()
 
-    async def _look(self, task_id: TaskId) -> None:
+    async def _update_task(self, task_id: TaskId) -> None:
         known = {push.id: push for push in await self._ledger.pushes(task_id)}
         for push in known.values():
-            self._consider(push)
+            self._schedule(push)
         for (of_task, push_id), delivery in tuple(self._deliveries.items()):
             if of_task == task_id and delivery.task is not None and not _same(delivery.push, known.get(push_id)):
                 delivery.task.cancel()
 
-    def _consider(self, push: Push, *, rested: bool = False) -> None:
-        """`rested`: the pause is over, even if the wall clock was set."""
+    def _schedule(self, push: Push, *, pause_over: bool = False) -> None:
+        """Schedules a delivery, if one is due. `pause_over`: its pause has ended, even if the wall clock was set."""
         key = (push.task_id, push.id)
         delivery = self._deliveries.get(key)
         if delivery is not None:
@@ -322,11 +322,11 @@ class PushSender:
             return
         if push.dead_at_ms is not None or push.done:
             return  # given up; or made after the end of its task, so that it gets none of its steps
-        move = self._standing(push)
+        move = self._progress_of(push)
         if move.dead:
             return
         now_ms = self._ledger.now_ms()
-        if move.next_ms > now_ms and not rested:
+        if move.next_ms > now_ms and not pause_over:
             if key not in self._sleeping:
                 # A clock that was set back must not make a pause longer than the longest one.
                 self._sleep(key, min(move.next_ms - now_ms, self._limits.pause_ms_max))
@@ -334,7 +334,7 @@ class PushSender:
         tenant, host = push.recipient.display.rpartition("@")[2], _host(push)
         if self._disabled(tenant):
             if key not in self._sleeping:
-                self._sleep(key, self._held_ms)
+                self._sleep(key, self._disabled_look_ms)
             return
         self._sleeping.pop(key, None)
         self._deliveries[key] = delivery = _Delivery(push, tenant, host)
@@ -356,7 +356,7 @@ class PushSender:
                 del self._sleeping[key]
                 push = await self._find(key)
                 if push is not None:
-                    self._consider(push, rested=True)
+                    self._schedule(push, pause_over=True)
 
     def _disabled(self, tenant: str) -> bool:
         known = self._ledger.tenant(tenant)
@@ -365,44 +365,44 @@ class PushSender:
     async def _find(self, key: Key) -> Push | None:
         return next((push for push in await self._ledger.pushes(key[0]) if push.id == key[1]), None)
 
-    def _standing(self, push: Push, before: PushMove | None = None) -> PushMove:
-        """`before`: the move that was ahead when the read of `push` began. It may have been saved during the read."""
+    def _progress_of(self, push: Push, before: PushMove | None = None) -> PushMove:
+        """How far a delivery is. `before`: its unsaved move just before `push` was read. It may be saved by now."""
         standing = move_of(push)
-        for ahead in (before, self._ahead.get((push.task_id, push.id))):
+        for ahead in (before, self._unsaved_moves.get((push.task_id, push.id))):
             if ahead is not None and (ahead.key, ahead.revision) == (push.key, push.revision):
                 standing = max(standing, ahead, key=lambda move: move.progress)
         return standing
 
-    async def _go(self, delivery: _Delivery) -> None:
+    async def _run_delivery(self, delivery: _Delivery) -> None:
         key = (delivery.push.task_id, delivery.push.id)
         try:
-            before = self._ahead.get(key)
+            before = self._unsaved_moves.get(key)
             push = await self._find(key)
             if push is not None and push.dead_at_ms is None:
                 delivery.push = push
-                await self._deliver(delivery, self._standing(push, before))
+                await self._deliver(delivery, self._progress_of(push, before))
         except Refusal as refusal:
             log.warning("push.unread", extra={"task_id": key[0], "code": refusal.code})
-            self._sleep(key, HICCUP_MS)
+            self._sleep(key, LEDGER_RETRY_MS)
         except Exception:
             log.exception("push.fault", extra={"task_id": key[0], "push_id": key[1]})
             failed = PushFailure(reason="internal error; the daemon's log has the trace")
-            self._fail(delivery.push, self._standing(await self._find(key) or delivery.push), failed)
+            self._fail(delivery.push, self._progress_of(await self._find(key) or delivery.push), failed)
         finally:
             del self._deliveries[key]
             self._scheduler.done(delivery.tenant, delivery.host)
             self._changed.set()
-            await self._deliver_until_done(delivery, key)
+            await self._schedule_again(delivery, key)
 
-    async def _deliver_until_done(self, delivery: _Delivery, key: Key) -> None:
-        """Checks whether there are more steps to deliver by now."""
+    async def _schedule_again(self, delivery: _Delivery, key: Key) -> None:
+        """Schedules the next delivery, if there are more steps by now."""
         try:
             push = await self._find(key)
         except Refusal:
-            self._sleep(key, HICCUP_MS)
+            self._sleep(key, LEDGER_RETRY_MS)
             return
         if push is not None and (not _same(delivery.push, push) or (delivery.again and key not in self._sleeping)):
-            self._consider(push)
+            self._schedule(push)
 
     async def _deliver(self, delivery: _Delivery, standing: PushMove) -> None:
         push, count, bodies = delivery.push, 0, None
@@ -423,7 +423,7 @@ class PushSender:
                     self._fail(push, standing, failed)
                     return
                 standing = replace(standing, delivered=step.generation, attempts=0, next_ms=0, failure=None)
-                self._keep(standing)
+                self._record(standing)
                 self._tally("delivered")
                 count += 1
             if isinstance(steps[-1].what, Ended):
@@ -464,7 +464,7 @@ class PushSender:
         pause_ms = min(max(pause_ms, failed.retry_after_ms), limits.pause_ms_max)
         next_ms = self._ledger.now_ms() + pause_ms
         move = replace(standing, attempts=attempts, failure=failed.reason, dead=dead, next_ms=0 if dead else next_ms)
-        self._keep(move)
+        self._record(move)
         self._tally("dead" if dead else "failed")
         words = {"task_id": push.task_id, "push_id": push.id, "host": _host(push), "attempts": attempts}
         words |= {"generation": standing.delivered + 1, "reason": failed.reason}
@@ -474,15 +474,15 @@ class PushSender:
             log.info("push.failed", extra={**words, "again_in_ms": pause_ms})
             self._sleep((push.task_id, push.id), pause_ms)
 
-    def _keep(self, move: PushMove) -> None:
+    def _record(self, move: PushMove) -> None:
         key = (move.task_id, move.id)
-        self._ahead[key] = move
+        self._unsaved_moves[key] = move
         self._saver.keep(key, move)
 
-    def _forget(self, moves: Mapping[Key, PushMove]) -> None:
+    def _drop_saved(self, moves: Mapping[Key, PushMove]) -> None:
         for key, move in moves.items():
-            if self._ahead.get(key) is move:
-                del self._ahead[key]
+            if self._unsaved_moves.get(key) is move:
+                del self._unsaved_moves[key]
         self.saved.set()
 
 

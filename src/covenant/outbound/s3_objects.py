@@ -57,14 +57,14 @@ def signed_headers(
     at_s: float,
 ) -> dict[str, str]:
     """The headers of a request, with those that sign it. The query of `url` is encoded and in order."""
-    place, moment = urlsplit(url), time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(at_s))
+    parts, moment = urlsplit(url), time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(at_s))
     sent = {**headers, "x-amz-date": moment, "x-amz-content-sha256": body_sha256}
     if credentials.session_token:
         sent["x-amz-security-token"] = credentials.session_token
-    covered = {name.lower(): " ".join(value.split()) for name, value in {**sent, "host": place.netloc}.items()}
+    covered = {name.lower(): " ".join(value.split()) for name, value in {**sent, "host": parts.netloc}.items()}
     names = ";".join(sorted(covered))
     lines = "".join(f"{name}:{covered[name]}\n" for name in sorted(covered))
-    request = "\n".join((method, place.path or "/", place.query, lines, names, body_sha256))
+    request = "\n".join((method, parts.path or "/", parts.query, lines, names, body_sha256))
     scope = f"{moment[:8]}/{region}/s3/aws4_request"
     text = "\n".join((_ALGORITHM, moment, scope, hashlib.sha256(request.encode()).hexdigest()))
     key = b"AWS4" + credentials.secret_key.encode()
@@ -158,7 +158,7 @@ class S3Objects:
             except (CallFailed, AddressRefused) as error:
                 reason = str(error)
             else:
-                if answer.status not in PASSING and _sound(method, query, answer, body):
+                if answer.status not in PASSING and _is_acknowledged(method, query, answer, body):
                     return answer
                 reason = _describe(method, answer)
             failures += 1
@@ -185,38 +185,33 @@ class S3Objects:
         query_string = "&".join(f"{name}={quote(value, safe='-_.~')}" for name, value in sorted(query.items()))
         url = f"{path}?{query_string}" if query_string else path
         sha256 = hashlib.sha256(body).hexdigest() if body else NO_BODY
-        signed = signed_headers(
-            *(method, url, headers, sha256),
-            credentials=self._credentials,
-            region=self._region,
-            at_s=self._clock_s(),
-        )
-        return url, signed
+        credentials, region, at_s = self._credentials, self._region, self._clock_s()
+        return url, signed_headers(method, url, headers, sha256, credentials=credentials, region=region, at_s=at_s)
 
 
 class ObjectWriter:
     def __init__(self, store: S3Objects, key: str) -> None:
         self._store = store
         self._key = key
-        self._rest = bytearray()
+        self._buffer = bytearray()
         self._size = 0
         self._multipart = ""
         self._etags: list[str] = []
 
     async def write(self, data: bytes) -> None:
-        self._rest += data
+        self._buffer += data
         self._size += len(data)
-        while len(self._rest) > PART_BYTES:
-            await self._put_part(bytes(self._rest[:PART_BYTES]))
-            del self._rest[:PART_BYTES]
+        while len(self._buffer) > PART_BYTES:
+            await self._put_part(bytes(self._buffer[:PART_BYTES]))
+            del self._buffer[:PART_BYTES]
 
     async def finish(self) -> None:
         """When it returns, the store has acknowledged the object with all of its bytes."""
         if self._multipart:
-            await self._put_part(bytes(self._rest))
+            await self._put_part(bytes(self._buffer))
             await self._complete()
         else:
-            _expect(await self._store.ask("PUT", self._key, body=bytes(self._rest)), 200)
+            _expect(await self._store.ask("PUT", self._key, body=bytes(self._buffer)), 200)
         head = await self._store.ask("HEAD", self._key)
         _expect(head, 200)
         if head.headers.get("content-length") != str(self._size):
@@ -245,7 +240,7 @@ class ObjectWriter:
         _expect(answer, 200, 404)
 
 
-def _sound(method: str, query: Mapping[str, str] | None, answer: Fetched, body: bytes) -> bool:
+def _is_acknowledged(method: str, query: Mapping[str, str] | None, answer: Fetched, body: bytes) -> bool:
     """Whether an acknowledgement is valid. A store can answer with 200 and then fail, or report another hash."""
     if method == "POST" and answer.status == 200:
         done = "<CompleteMultipartUploadResult" if query and "uploadId" in query else "<UploadId>"
@@ -254,8 +249,8 @@ def _sound(method: str, query: Mapping[str, str] | None, answer: Fetched, body: 
         return True
     found = _MD5.fullmatch(answer.headers.get("etag", ""))
     # If the store encrypts with its own keys, the tag is not the MD5.
-    keyed = answer.headers.get("x-amz-server-side-encryption", "AES256") != "AES256"
-    return keyed or (found is not None and found[1] == hashlib.md5(body, usedforsecurity=False).hexdigest())
+    other_encryption = answer.headers.get("x-amz-server-side-encryption", "AES256") != "AES256"
+    return other_encryption or (found is not None and found[1] == hashlib.md5(body, usedforsecurity=False).hexdigest())
 
 
 def _expect(answer: Fetched, *statuses: int) -> None:

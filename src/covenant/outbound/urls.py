@@ -234,7 +234,7 @@ def _to_ascii(text: str) -> str:
 class AllowedEntry:
     """One entry. `port` is None for every open port."""
 
-    what: str | Network
+    name_or_network: str | Network
     port: int | None = None
 
 

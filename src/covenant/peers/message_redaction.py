@@ -1,9 +1,9 @@
-"""Messages to a peer, searched for secrets before they leave: offers, rejects, status reports, cancels and results.
+"""Messages to a peer, searched for secrets before they leave: offers, rejects, reports, answers, cancels and results.
 
 Only texts and values are searched; ids, numbers and signatures are not changed. A text is searched as a whole and cut
 to its limit afterwards, since half a secret is not recognised. Signatures are made after redaction. Findings are
-reported by path and kind, never by value. In the mode `block` an offer with a secret is refused; a report, a cancel and
-a reject lose their texts; and a result says only that it was held back.
+reported by path and kind, never by value. In the mode `block` an offer or an answer with a secret is refused; a report,
+a cancel and a reject lose their texts; and a result says only that it was held back.
 """
 
 from __future__ import annotations
@@ -95,7 +95,10 @@ async def redact_aside(message: D, mode: Redaction, key: DelegationKey | None = 
 
 
 def redact(message: D, mode: Redaction) -> Redacted[D]:
-    """A result comes without its transcript, which `redact_transcript` clears. Raises if an offer must not be sent."""
+    """Raises if the message must not be sent.
+
+    A result comes without its transcript, which `redact_transcript` searches.
+    """
     limits = TEXTS[type(message)]
     words = {name: getattr(message, name) for name in limits}
     if isinstance(message, DelegationOffer | DelegationResult | StatusReport | DelegationInput):
@@ -116,7 +119,11 @@ def _with_texts(message: D, clean: dict[str, Any], limits: dict[str, int]) -> D:
         len(clean[name] or "") > most for name, most in limits.items()
     ):
         raise TooLarge("offer_too_large", "the message to the peer is too long, perhaps because secrets were replaced")
-    return replace(message, **{name: clean[name] and clean[name][:most] for name, most in limits.items()})
+    return replace(message, **_cut(clean, limits))
+
+
+def _cut(texts: dict[str, Any], limits: dict[str, int]) -> dict[str, Any]:
+    return {name: texts[name] and texts[name][:most] for name, most in limits.items()}
 
 
 def _held_back(message: D, found: redaction.Redaction) -> D:
@@ -144,10 +151,7 @@ def redact_transcript(
     found = redaction.redact(words, "warn" if mode == "warn" else "redact")
     if found.value is words:
         return Redacted(transcript, found.findings)
-    lines = (
-        replace(line, **{name: clean[name] and clean[name][:most] for name, most in limits.items()})
-        for line, clean in zip(transcript, found.value, strict=True)
-    )
+    lines = (replace(line, **_cut(clean, limits)) for line, clean in zip(transcript, found.value, strict=True))
     return Redacted(tuple(lines), found.findings)
 
 

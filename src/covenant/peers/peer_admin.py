@@ -48,7 +48,7 @@ from covenant.model.peers.delegation import (
 )
 from covenant.model.peers.delegation_messages import Proof
 from covenant.model.peers.instance import InstanceId, KeyCertificate, Trust
-from covenant.model.task import NATIVE, PEERS, Ending, Target, Task, fingerprint, target_of
+from covenant.model.task import NATIVE, PEER_RECIPIENT, Ending, Target, Task, fingerprint, target_of
 from covenant.model.task_view import TaskState, TaskView, answer_text
 from covenant.model.tenants import DEFAULT
 from covenant.peers.directory.peer_directory import IDENTITY_CHANGED, read_peer_entry
@@ -61,11 +61,11 @@ from covenant.peers.requester.placement import INTRODUCTION_MS
 from covenant.peers.requester.requester_service import Requester
 from covenant.wire.peers import DelegateRequest
 
-MET_MS: Final = 200
+INTRODUCTION_POLL_MS: Final = 200
 SEARCHED_MAX: Final = 2_000
 """How many tasks for peers a list looks through, the last moved first: live ones, and those that did not complete."""
 _LIVE: Final = tuple(state for state in State if state not in FINISHED)
-_UNDONE: Final = tuple(ending for ending in Ending if ending is not Ending.COMPLETED)
+_NOT_COMPLETED: Final = tuple(ending for ending in Ending if ending is not Ending.COMPLETED)
 
 
 class PeerAdmin(PeerService):
@@ -152,11 +152,11 @@ class PeerAdmin(PeerService):
 
     async def capabilities(self, named: str | None, *, fresh: bool) -> tuple[str | None, PeerCapabilities]:
         if named is None:
-            return None, await self._own()
+            return None, await self._own_capabilities()
         peer = self.find(named)
         return peer.name, await self._services.directory.capabilities(peer, fresh=fresh)
 
-    async def _own(self) -> PeerCapabilities:
+    async def _own_capabilities(self) -> PeerCapabilities:
         now_ms = self._ledger.now_ms()
         ours = await self._services.provider.offering(Peer(id=self.id, name=self.name, trust=Trust.TRUSTED))
         return PeerCapabilities(
@@ -171,32 +171,32 @@ class PeerAdmin(PeerService):
 
     # Delegations
 
-    async def delegate(self, by: AgentId, asked: DelegateRequest) -> DelegationBegun:
+    async def delegate(self, by: AgentId, request: DelegateRequest) -> DelegationBegun:
         """Delegates to an agent of this instance if it has the profile and no peer was named; otherwise to a peer."""
-        peer, profile, context = asked.peer_id, asked.profile, asked.context
+        peer, profile, context = request.peer_id, request.profile, request.context
         here = peer is None and profile is not None and self._catalogue.agent(DEFAULT, profile) is not None
         to, name = (None, profile or "") if here else await self._provider_of(peer, profile)
         tenant = to.tenant if to is not None else DEFAULT
         likely = to or self._services.requester.placement.provider(name)
-        made_id = parse_task_id(asked.id) if asked.id is not None else TaskId(self._new_id())
+        task_id = parse_task_id(request.id) if request.id is not None else TaskId(self._new_id())
         task = build_task(
-            made_id,
+            task_id,
             sender=by,
-            recipient=self._catalogue.identity(tenant, name if here else PEERS),
-            parts=(Text(asked.task),),
-            timeout_ms=asked.timeout,
+            recipient=self._catalogue.identity(tenant, name if here else PEER_RECIPIENT),
+            parts=(Text(request.task),),
+            timeout_ms=request.timeout,
             tenant=tenant,
             origin=NATIVE,
             request_metadata={"context": context} if here and context else None,
             target=None
             if here
             else Target(
-                peer=to.id if to is not None else None, profile=name, budget=asked.max_token_budget, context=context
+                peer=to.id if to is not None else None, profile=name, budget=request.max_token_budget, context=context
             ),
         )
         accepted = await self._writer.accept(await self._writer.with_files(task), fingerprint(task)[0])
-        asks = likely.id if likely is not None and not here else None
-        return DelegationBegun(made_id, asks, name, accepted.duplicate, not here)
+        asked_peer = likely.id if likely is not None and not here else None
+        return DelegationBegun(task_id, asked_peer, name, accepted.duplicate, not here)
 
     async def _provider_of(self, named: str | None, profile: str | None) -> tuple[Peer | None, str]:
         """The peer, if one was named, and the profile.
@@ -208,7 +208,7 @@ class PeerAdmin(PeerService):
             if placement.provider(profile or "") is None and placement.is_introduced():
                 raise NotFound("no_profile", f"no agent here and no peer offers {profile!r}; see `covenant peers list`")
             return None, profile or ""
-        peer = await self._met(named)
+        peer = await self._find_introduced(named)
         if profile is not None:
             return peer, profile
         _, offered = await self.capabilities(peer.id, fresh=False)
@@ -217,18 +217,18 @@ class PeerAdmin(PeerService):
             raise Invalid("profile_needed", f"name a profile that {peer.name} offers: {', '.join(names) or 'nothing'}")
         return peer, names[0]
 
-    async def _met(self, named: str) -> Peer:
-        """The peer. A peer of the settings may not have shown its id yet: its introduction is waited for."""
-        for _ in range(INTRODUCTION_MS // MET_MS):
+    async def _find_introduced(self, named: str) -> Peer:
+        """Finds a peer. Waits for a peer of the settings that has not shown its id yet."""
+        for _ in range(INTRODUCTION_MS // INTRODUCTION_POLL_MS):
             try:
                 return self.find(named)
             except NotFound:
                 is_new = named in {read_peer_entry(each).name for each in self._settings.static}
                 if not is_new or not any(pending() for pending in self._context.introducing):
                     raise
-            await asyncio.sleep(MET_MS / 1000)
+            await asyncio.sleep(INTRODUCTION_POLL_MS / 1000)
         raise Unavailable(
-            "not_met", f"{named} has not shown its id yet; start it, and try again", retry_after_ms=MET_MS
+            "not_met", f"{named} has not shown its id yet; start it, and try again", retry_after_ms=INTRODUCTION_POLL_MS
         )
 
     async def cancel(self, by: AgentId, named: str, reason: str) -> Delegation:
@@ -243,12 +243,12 @@ class PeerAdmin(PeerService):
         return (await self.delegation(named)).delegation
 
     async def offer_again(self, by: AgentId, named: str) -> Delegation:
-        return await self._services.requester.offer_again(by, (await self._asked_for(named)).task_id)
+        return await self._services.requester.offer_again(by, (await self._requested(named)).task_id)
 
     async def force_error(self, by: AgentId, named: str, reason: str) -> Delegation:
-        return await self._services.requester.force_error(by, (await self._asked_for(named)).task_id, reason)
+        return await self._services.requester.force_error(by, (await self._requested(named)).task_id, reason)
 
-    async def _asked_for(self, named: str) -> Delegation:
+    async def _requested(self, named: str) -> Delegation:
         delegation = (await self.delegation(named)).delegation
         if delegation.role is not DelegationRole.REQUESTER:
             raise Conflict("not_ours", "a peer asked for this one; cancel it instead")
@@ -277,10 +277,10 @@ class PeerAdmin(PeerService):
 
 
 def _next_step(peer: Peer, us: InstanceId) -> str:
-    told = f"it must know us too; on its side: covenant peers add OUR-URL --id {us}"
+    hint = f"it must know us too; on its side: covenant peers add OUR-URL --id {us}"
     if peer.url is None:
-        return f"{peer.name} will be verified when it fetches. For that {told}"
-    return f"{peer.name} will be verified as soon as it answers. For that {told}"
+        return f"{peer.name} will be verified when it fetches. For that {hint}"
+    return f"{peer.name} will be verified as soon as it answers. For that {hint}"
 
 
 class DelegationLookup(PeerService):
@@ -299,9 +299,9 @@ class DelegationLookup(PeerService):
         ended = [each.moved_at_ms for each in kept if each.ended]
         # A task that ended before the oldest kept record may have been offered: its record was dropped.
         full = len(ended) >= self._ledger.limits.delegations_kept_max
-        undone = TaskQuery(outcomes=_UNDONE, moved_since_ms=min(ended) if full else None)
+        not_completed = TaskQuery(outcomes=_NOT_COMPLETED, moved_since_ms=min(ended) if full else None)
         with suppress(Unavailable):
-            searched += [each async for each in self._searched(undone)]
+            searched += [each async for each in self._searched(not_completed)]
         known = {each.task_id for each in kept}
         found = [
             each if each.task_id in live and not each.ended else await self._requester.shown(each) for each in kept
@@ -331,7 +331,7 @@ class DelegationLookup(PeerService):
             f"{agent_id}@{tenant}"
             for tenant in tenants
             for agent_id in (
-                PEERS,
+                PEER_RECIPIENT,
                 *(each.id for each in self._catalogue.agents(tenant) if peer_target(each.definition)),
             )
         ]
@@ -341,9 +341,9 @@ class DelegationLookup(PeerService):
         found = await self._ledger.delegation_of(TaskId(named))
         if found is None:
             known = await self._ledger.delegations() if named else ()
-            begun = [each for each in known if any(name and name.startswith(named) for name in _names(each))]
-            whole = [each for each in begun if named in _names(each)]
-            found = choose(named, whole[:1] or begun, "delegation", _shown)
+            matches = [each for each in known if any(name and name.startswith(named) for name in _names(each))]
+            exact = [each for each in matches if named in _names(each)]
+            found = choose(named, exact[:1] or matches, "delegation", _shown)
         return found
 
     async def view(self, named: str) -> DelegationView:
@@ -351,13 +351,13 @@ class DelegationLookup(PeerService):
         try:
             record = await self._record(named)
         except NotFound as unknown:
-            view = (await self._tasks.past(await self._of_task(named, unknown))).view()
+            view = (await self._tasks.past(await self._find_task(named, unknown))).view()
             found = self._unsent(view) or self._done_here(view) if view is not None else None
             if found is None:
                 raise unknown from None
         else:
             ours = record.role is DelegationRole.REQUESTER
-            if ours and not record.settled and await self._requester.waits(record):
+            if ours and not record.settled and await self._requester.is_awaited(record):
                 return DelegationView(by_task(record, None))
             view = (await self._tasks.past(record.task_id)).view()
             # Both may have ended since the record was read: the task ends after its delegation.
@@ -374,9 +374,9 @@ class DelegationLookup(PeerService):
         try:
             return (await self._record(named)).task_id
         except NotFound as unknown:
-            return await self._of_task(named, unknown)
+            return await self._find_task(named, unknown)
 
-    async def _of_task(self, named: str, unknown: NotFound) -> TaskId:
+    async def _find_task(self, named: str, unknown: NotFound) -> TaskId:
         """The task whose id begins with this. Raises `unknown` if there is none."""
         try:
             return await find_task_id(self._ledger, named)
@@ -386,7 +386,7 @@ class DelegationLookup(PeerService):
     # Tasks without a record
 
     def _unsent(self, view: TaskView) -> Delegation | None:
-        """A task that has no record; None if it is not for a peer."""
+        """The delegation of a task that has no record; None if the task is not for a peer."""
         target = target_of(view.task) or self._target(view.task)
         if target is None or not target.of_peer:
             return None
@@ -394,7 +394,7 @@ class DelegationLookup(PeerService):
         peer = self._ledger.peer(asked) or self._ledger.peer_named(asked)
         # A peer of another tenant is not shown as the one that is asked.
         of_tenant = peer is not None and peer.tenant == (view.task.tenant or DEFAULT)
-        return self._standing_of(view, target, peer.id if peer is not None and of_tenant else asked)
+        return self._delegation_from_task(view, target, peer.id if peer is not None and of_tenant else asked)
 
     def _target(self, task: Task) -> Target | None:
         """The peer and profile that the task's recipient stands for."""
@@ -403,13 +403,13 @@ class DelegationLookup(PeerService):
         return peer_target(agent.definition) if agent is not None else None
 
     def _done_here(self, view: TaskView) -> Delegation | None:
-        """A task that an operator delegated to an agent of this instance; None for any other task."""
+        """The delegation of a task that an operator delegated to an agent here; None for any other task."""
         if view.task.origin != NATIVE or target_of(view.task) is not None:
             return None
         target = Target(profile=view.task.recipient.display.partition("@")[0])
-        return self._standing_of(view, target, self._keyring.id)
+        return self._delegation_from_task(view, target, self._keyring.id)
 
-    def _standing_of(self, view: TaskView, target: Target, peer: InstanceId) -> Delegation:
+    def _delegation_from_task(self, view: TaskView, target: Target, peer: InstanceId) -> Delegation:
         ended = view_outcome(view) if view.state.terminal else None
         code = (view.result.metadata or {}).get("code") if view.result is not None else None
         return Delegation(

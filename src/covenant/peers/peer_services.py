@@ -12,9 +12,7 @@ from typing import Any, Final, NamedTuple
 from covenant.exchange.catalogue import Catalogue
 from covenant.model.errors import Conflict, CovenantError, Refusal
 from covenant.model.ids import TaskId
-from covenant.model.peers.delegation import (
-    Peer,
-)
+from covenant.model.peers.delegation import Peer
 from covenant.model.peers.instance import InstanceId, Trust
 from covenant.model.rate_limits import Backoff
 from covenant.peers.directory.peer_directory import PeerDirectory, read_peer_entry
@@ -55,33 +53,33 @@ class PeerMaintenance(PeerService):
     def __init__(self, context: PeerContext, directory: PeerDirectory) -> None:
         super().__init__(context)
         self._directory = directory
-        self._unsettled: dict[str, None] = {}
+        self._static_pending: dict[str, None] = {}
         self._tried: dict[str, _LastTry] = {}
         self._trying: dict[str, asyncio.Task[None]] = {}
-        self._places = asyncio.Semaphore(AT_ONCE_MAX)
-        self._met: set[InstanceId] = set()
+        self._slots = asyncio.Semaphore(AT_ONCE_MAX)
+        self._asked_peers: set[InstanceId] = set()
         self._untold_keys: set[InstanceId] = set()
         """In memory only: after a start each of these peers is asked anyway."""
-        self._stirred = asyncio.Event()
+        self._woken = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
-        context.ledger.on_peer(self._stir)
-        context.introducing.append(lambda: bool(self._unsettled))
+        context.ledger.on_peer(self._on_peer)
+        context.introducing.append(lambda: bool(self._static_pending))
         if context.shared is not None:
             context.shared.on_void.append(self.announce_keys)
 
-    def _stir(self, peer_id: InstanceId) -> None:
+    def _on_peer(self, peer_id: InstanceId) -> None:
         peer = self._ledger.peer(peer_id)
-        if peer is not None and self._wanting(peer):
-            self._stirred.set()
+        if peer is not None and self._needs_call(peer):
+            self._woken.set()
 
     async def run(self) -> None:
         self._running = asyncio.current_task()
         while True:
-            self._stirred.clear()
+            self._woken.clear()
             await self._begin()
             with suppress(TimeoutError):
                 async with asyncio.timeout(ROUND_S):
-                    await self._stirred.wait()
+                    await self._woken.wait()
 
     async def stop(self) -> None:
         if self._running is not None:
@@ -95,14 +93,14 @@ class PeerMaintenance(PeerService):
 
     def add_static(self, entries: Iterable[str]) -> None:
         """Adds the peers of the settings (`read_peer_entry`) as soon as each can be added."""
-        self._unsettled = dict.fromkeys(entries)
-        self._tried = {key: tried for key, tried in self._tried.items() if key not in self._unsettled}
-        self._stirred.set()
+        self._static_pending = dict.fromkeys(entries)
+        self._tried = {key: tried for key, tried in self._tried.items() if key not in self._static_pending}
+        self._woken.set()
 
     def announce_keys(self) -> None:
         """Queries every peer that knows certificates, so that it learns of our new keys."""
         self._untold_keys = {peer.id for peer in self._ledger.peers() if self._certified_for(peer)}
-        self._stirred.set()
+        self._woken.set()
 
     async def sweep(self) -> None:
         """Tries all peers that are due, and waits until each was tried."""
@@ -113,12 +111,14 @@ class PeerMaintenance(PeerService):
         """Begins a try for each peer that is due. One peer is never tried twice at once."""
         await self._rotate()
         self._forget()
-        entries = [entry for entry in self._unsettled if self._monotonic_ms() >= self._tried.get(entry, _NEVER).next_ms]
-        due = [(entry, 0, partial(self._settle, entry)) for entry in entries]
+        entries = [
+            entry for entry in self._static_pending if self._monotonic_ms() >= self._tried.get(entry, _NEVER).next_ms
+        ]
+        due = [(entry, 0, partial(self._add_static_peer, entry)) for entry in entries]
         due += [
-            (peer.id, peer.heard_at_ms, partial(self._look, peer))
+            (peer.id, peer.heard_at_ms, partial(self._maintain, peer))
             for peer in self._ledger.peers()
-            if self._context.serves(peer.id) and self._wanting(peer)
+            if self._context.serves(peer.id) and self._needs_call(peer)
         ]
         for key, heard_at_ms, work in due:
             if key not in self._trying:
@@ -129,7 +129,7 @@ class PeerMaintenance(PeerService):
         if clock.is_paused() and clock.ages.steps[-1].step_ms > 0:
             # A clock that was just set forward must not expire keys.
             return
-        is_due, shared = self._keyring.due(self._now_ms()), self._context.shared
+        is_due, shared = self._keyring.is_due(self._now_ms()), self._context.shared
         try:
             if is_due and shared is not None:
                 await shared.renew_keys(self._now_ms())
@@ -138,7 +138,7 @@ class PeerMaintenance(PeerService):
         except (OSError, CovenantError) as error:  # the present keys are good for another day
             log.warning("peers.prekeys_not_renewed", extra={"reason": str(error)})
 
-    def _wanting(self, peer: Peer) -> bool:
+    def _needs_call(self, peer: Peer) -> bool:
         untold = self._is_untold(peer)
         address = self._address(peer)
         if address is None and untold and peer.challenge is None and not peer.denied:
@@ -152,7 +152,7 @@ class PeerMaintenance(PeerService):
         return heard or now_ms >= tried.next_ms
 
     async def _try(self, key: str, heard_at_ms: int, work: Callable[[], Awaitable[None]]) -> None:
-        async with self._places:
+        async with self._slots:
             try:
                 await work()
             except Refusal as failed:
@@ -160,7 +160,7 @@ class PeerMaintenance(PeerService):
                 if times == 0:
                     log.warning("peer.retried", extra={"peer": key, "reason": str(failed)})
                 now_ms = self._monotonic_ms()
-                retries = STATIC_RETRIES if key in self._unsettled else RETRIES
+                retries = STATIC_RETRIES if key in self._static_pending else RETRIES
                 next_ms = now_ms + int(retries.pause(times + 1))
                 self._tried[key] = _LastTry(times + 1, now_ms, next_ms, heard_at_ms)
             else:
@@ -168,17 +168,17 @@ class PeerMaintenance(PeerService):
             finally:
                 del self._trying[key]
 
-    async def _settle(self, entry: str) -> None:
-        place = read_peer_entry(entry)
+    async def _add_static_peer(self, entry: str) -> None:
+        read = read_peer_entry(entry)
         try:
-            await self._directory.add(self._us, url=place.url, peer_id=place.peer_id, name=place.name, source="setting")
+            await self._directory.add(self._us, url=read.url, peer_id=read.peer_id, name=read.name, source="setting")
         except Conflict as conflict:
             if conflict.code != "peer_exists":
                 raise
             # An operator has changed the peer's name or address since, which counts more than the setting.
-        self._unsettled.pop(entry, None)
+        self._static_pending.pop(entry, None)
 
-    async def _look(self, peer: Peer) -> None:
+    async def _maintain(self, peer: Peer) -> None:
         if peer.conflict is not None:
             peer = await self._directory.refresh(peer)
             if peer.conflict is not None:
@@ -188,7 +188,7 @@ class PeerMaintenance(PeerService):
         before = self._keyring.certificates()
         if _unverified(peer) or self._is_untold(peer):
             await self._directory.verify(peer)
-        self._met.add(peer.id)
+        self._asked_peers.add(peer.id)
         # The keys may be replaced while a question is under way: then another question shows the new keys. A peer
         # that polls is handed the question later, under the keys of that moment.
         polls = self._address(peer) is None
@@ -202,23 +202,23 @@ class PeerMaintenance(PeerService):
             self._epoch_for(peer) != peer.told_epoch
             or peer.id in self._untold_keys
             or self._is_untold_identity(peer)
-            or self._is_unmet(peer)
+            or self._is_unasked(peer)
         )
 
-    def _is_unmet(self, peer: Peer) -> bool:
-        """Whether a peer was not asked since the start.
+    def _is_unasked(self, peer: Peer) -> bool:
+        """Whether a verified peer was not asked since the start.
 
-        Each is asked once: it may know of more records than our ledger has.
+        Each is asked once, since it may know of more records than our ledger has.
         """
-        if peer.id in self._met or peer.verified_at_ms is None:
+        if peer.id in self._asked_peers or peer.verified_at_ms is None:
             return False
-        return peer.keys is not None and peer.keys.has_ends and self._context.ledger_end() is not None
+        return peer.keys is not None and peer.keys.has_ledger_ends and self._context.ledger_end() is not None
 
     def _is_untold_identity(self, peer: Peer) -> bool:
         return bool(self._keyring.former) and peer.told_id != self._keyring.id
 
     def _forget(self) -> None:
-        known = {*self._unsettled, *(peer.id for peer in self._ledger.peers())}
+        known = {*self._static_pending, *(peer.id for peer in self._ledger.peers())}
         self._tried = {key: tried for key, tried in self._tried.items() if key in known}
 
 

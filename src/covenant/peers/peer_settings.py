@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
+from covenant.model.settings import HOUR_MS
 from covenant.model.settings_field import Kind, choice, line, peer_places, setting, several, switch, whole, words
 from covenant.outbound.outbound_settings import name_servers
 from covenant.outbound.urls import InvalidUrl, read_host, read_url
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from covenant.peers.directory.instance_keys import InstanceKeys
     from covenant.peers.transport.peer_client import PeerConnections
 
-HOUR_MS: Final = 3_600_000
+EVERYBODY: Final = "*"
+"""An entry of `poll` and `relay_for` that names every peer."""
 
 _INTERFACE: Final = re.compile(r"[0-9A-Za-z_.:@-]{1,64}").fullmatch
 
@@ -339,13 +341,23 @@ class PeerService:
 
             return await asyncio.to_thread(self._keyring.renew_void, self._now_ms())
         await shared.refresh_keys()
-        if self._keyring.purpose_keys() == before and self._keyring.believe_void(self._now_ms()):
-            await shared.replace_keys(compromised=True)
+        if self._keyring.purpose_keys() == before and self._keyring.believes_void(self._now_ms()):
+            self._keyring.renewed_void = True  # before the wait, in which another peer may say so, too
+            try:
+                await shared.replace_keys(compromised=True)
+            except BaseException:
+                self._keyring.renewed_void = False
+                raise
         return True  # another daemon may have replaced the keys while this one used the old ones
 
     def _in_flight(self, key: DelegationKey) -> int:
         """The highest number of this delegation's messages that the peer may have."""
         return max((through(key) for through in self._context.in_flight), default=0)
+
+
+def is_named(peer: Peer, entries: Container[str]) -> bool:
+    """Whether these entries of a setting name the peer, by its name or by an id that it has or had."""
+    return peer.name in entries or any(each in entries for each in peer.ids)
 
 
 def relay_address(root: str, peer: InstanceId) -> str:

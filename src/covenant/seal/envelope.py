@@ -361,7 +361,7 @@ def receipt(recipient: InstanceIdentity, envelope: bytes) -> str:
 
 
 def receipt_holds(
-    recipient: PublicKey, envelope: bytes, given: str, certificate: KeyCertificate | None = None, *, now_ms: int = 0
+    recipient: PublicKey, envelope: bytes, signature: str, certificate: KeyCertificate | None = None, *, now_ms: int = 0
 ) -> bool:
     """Whether the instance with this identity key signed this receipt. `certificate`: that of another key."""
     key = recipient
@@ -370,7 +370,7 @@ def receipt_holds(
             return False
         key = PublicKey(certificate.key)
     try:
-        checked_key(key).verify(from_base64url(given), _receipted(envelope))
+        checked_key(key).verify(from_base64url(signature), _receipted(envelope))
     except (InvalidSignature, ValueError):
         return False
     return True

@@ -33,7 +33,7 @@ def chain_holds(changes: Sequence[IdentityChange], newest: str) -> bool:
 
 
 def chain_to(changes: Iterable[IdentityChange], newest: str) -> tuple[IdentityChange, ...]:
-    """The changes that lead to this identity. Later changes were begun but not finished."""
+    """The changes that lead to this identity. Later ones are left out: they were begun, but not finished."""
     found: list[IdentityChange] = []
     wanted = newest
     for change in reversed(tuple(changes)):

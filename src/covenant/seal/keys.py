@@ -39,7 +39,7 @@ TENANT_TOKEN_PREFIX_LENGTH: Final = len(TENANT_TOKEN) + TOKEN_PREFIX_LENGTH
 _DERIVED: Final = b"covenant.identity.v1\n"
 _SECRET: Final = b"covenant.secret.v1\n"
 BAD_CURSOR: Final = "!"
-"""No ledger has such a place."""
+"""A cursor that no ledger gives out."""
 ALGORITHM: Final = "Ed25519"
 PREFIX: Final = "covenant-"
 # A key of small order has a signature that is valid for every message, so that its owner could later claim that any
@@ -124,7 +124,7 @@ def nonce() -> str:
 
 
 class CursorSeal:
-    """Seals the cursor of a page for its reader, whom it must tell nothing: a place in the ledger counts all tasks.
+    """Seals the cursor of a page for its reader. A plain cursor would show the reader how many tasks others have.
 
     AES-SIV: the same cursor is sealed the same each time, and needs no nonce.
     """
@@ -132,13 +132,13 @@ class CursorSeal:
     def __init__(self, private_key: bytes) -> None:
         self._cipher = AESSIV(derived_secret(private_key, "cursors"))
 
-    def seal(self, whose: str, cursor: str) -> str:
-        return base64url(self._cipher.encrypt(cursor.encode(), [whose.encode()])) if cursor else ""
+    def seal(self, reader: str, cursor: str) -> str:
+        return base64url(self._cipher.encrypt(cursor.encode(), [reader.encode()])) if cursor else ""
 
-    def open(self, whose: str, sealed: str) -> str:
+    def open(self, reader: str, sealed: str) -> str:
         """The cursor, or `BAD_CURSOR` if it was not sealed for this reader. The first page has none."""
         try:
-            return self._cipher.decrypt(from_base64url(sealed), [whose.encode()]).decode() if sealed else ""
+            return self._cipher.decrypt(from_base64url(sealed), [reader.encode()]).decode() if sealed else ""
         except (InvalidTag, ValueError):
             return BAD_CURSOR
 
@@ -289,9 +289,9 @@ class Locker:
         if not COST_MIN <= cost <= COST_MAX:
             raise ValueError(f"cost must be from {COST_MIN} to {COST_MAX}")
         self._passphrase = passphrase
-        self._made: dict[tuple[bytes, int], bytes] = {}
+        self._derived_keys: dict[tuple[bytes, int], bytes] = {}
         # The crypto library's own randomness, as for keys: salt and nonce need nothing more.
-        self._locks_with = (AESGCM.generate_key(bit_length=128), cost)
+        self._salt_and_cost = (AESGCM.generate_key(bit_length=128), cost)
 
     def __repr__(self) -> str:
         return "Locker()"
@@ -299,10 +299,10 @@ class Locker:
     def lock(self, secret: bytes) -> bytes:
         if not 0 < len(secret) <= KEY_BYTES_MAX:
             raise ValueError(f"a key to lock must have 1 to {KEY_BYTES_MAX} bytes")
-        salt, cost = self._locks_with
+        salt, cost = self._salt_and_cost
         nonce = AESGCM.generate_key(bit_length=128)[:_NONCE_BYTES]
         locked = _Locked(FORMAT, "scrypt", cost, base64url(salt), base64url(nonce), "")
-        sealed = AESGCM(self._key(salt, cost)).encrypt(nonce, secret, _bound(locked))
+        sealed = AESGCM(self._key(salt, cost)).encrypt(nonce, secret, _authenticated(locked))
         return msgspec.json.encode(msgspec.structs.replace(locked, ciphertext=base64url(sealed))) + b"\n"
 
     def unlock(self, locked: bytes) -> bytes:
@@ -317,18 +317,18 @@ class Locker:
         if len(salt) != 16 or len(nonce) != _NONCE_BYTES:
             raise KeyLocked("malformed", "not a locked key: salt or nonce has the wrong length")
         try:
-            secret = AESGCM(self._key(salt, read.cost)).decrypt(nonce, sealed, _bound(read))
+            secret = AESGCM(self._key(salt, read.cost)).decrypt(nonce, sealed, _authenticated(read))
         except InvalidTag:
             raise KeyLocked("wrong_passphrase", "the passphrase is wrong, or the file was changed") from None
-        if read.cost >= self._locks_with[1]:
-            self._locks_with = (salt, read.cost)
+        if read.cost >= self._salt_and_cost[1]:
+            self._salt_and_cost = (salt, read.cost)
         return secret
 
     def _key(self, salt: bytes, cost: int) -> bytes:
-        made = self._made.get((salt, cost))
-        if made is None:
-            made = self._made[salt, cost] = _derived(self._passphrase, salt, cost)
-        return made
+        key = self._derived_keys.get((salt, cost))
+        if key is None:
+            key = self._derived_keys[salt, cost] = _derived(self._passphrase, salt, cost)
+        return key
 
 
 def is_locked(data: bytes) -> bool:
@@ -341,7 +341,7 @@ def _derived(passphrase: str, salt: bytes, cost: int) -> bytes:
     return Scrypt(salt=salt, length=32, n=1 << cost, r=_R, p=1).derive(typed)
 
 
-def _bound(locked: _Locked) -> bytes:
+def _authenticated(locked: _Locked) -> bytes:
     document = msgspec.to_builtins(locked)
     del document["ciphertext"]
     return canonical(document)

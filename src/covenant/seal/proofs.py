@@ -27,12 +27,7 @@ from covenant.model.peers.delegation_messages import (
 )
 from covenant.model.peers.instance import InstanceId
 from covenant.seal.identity import SKEW_MS, bundle_holds, instance_id, is_key_of, unsigned
-from covenant.seal.keys import (
-    Uncanonical,
-    base64url,
-    canonical,
-    digest,
-)
+from covenant.seal.keys import Uncanonical, base64url, canonical, digest
 from covenant.seal.purpose_keys import PurposeKey, signed_by_instance, signer_of
 
 _OFFER: Final = "offer"
@@ -64,14 +59,14 @@ def new_challenge() -> str:
 
 def assert_offer(key: PurposeKey, offer: DelegationOffer, *, provider: InstanceId) -> DelegationOffer:
     """The offer with its assertion, which names the provider: it cannot pass the offer on in the requester's name."""
-    return msgspec.structs.replace(offer, assertion=key.sign_document(_OFFER, _asserted(offer, provider)))
+    return msgspec.structs.replace(offer, assertion=key.sign_document(_OFFER, _assertion_document(offer, provider)))
 
 
 def offer_holds(offer: DelegationOffer, *, requester: InstanceId, key: PublicKey, provider: InstanceId) -> bool:
     return (
         offer.assertion is not None
         and is_key_of(key, requester)
-        and signed_by_instance(key, _OFFER, _asserted(offer, provider), offer.assertion)
+        and signed_by_instance(key, _OFFER, _assertion_document(offer, provider), offer.assertion)
     )
 
 
@@ -100,7 +95,7 @@ def capabilities_hold(
     )
 
 
-def _asserted(offer: DelegationOffer, provider: InstanceId) -> dict[str, Any]:
+def _assertion_document(offer: DelegationOffer, provider: InstanceId) -> dict[str, Any]:
     document: dict[str, Any] = msgspec.to_builtins(offer)
     del document["assertion"]
     return {**document, "provider": provider}
@@ -132,9 +127,9 @@ def inclusion_path(leaves: Sequence[bytes], index: int) -> tuple[bytes, ...]:
     path: list[bytes] = []
     level = leaves
     while len(level) > 1:
-        beside = index ^ 1
-        if beside < len(level):
-            path.append(level[beside])
+        sibling = index ^ 1
+        if sibling < len(level):
+            path.append(level[sibling])
         level, index = _above(level), index // 2
     return tuple(path)
 
@@ -143,18 +138,18 @@ def is_included(tree_root: bytes, size: int, index: int, leaf_hash: bytes, path:
     """Whether the leaf is at this index of the tree with this root and size (RFC 9162, section 2.1.3.2)."""
     if not 0 <= index < size or any(len(each) != DIGEST_BYTES for each in (leaf_hash, *path)):
         return False
-    at, last, reached = index, size - 1, leaf_hash
-    for beside in path:
-        if last == 0:
+    position, last_position, node = index, size - 1, leaf_hash
+    for sibling in path:
+        if last_position == 0:
             return False
-        if at & 1 or at == last:
-            reached = _node(beside, reached)
-            while not at & 1 and at:
-                at, last = at >> 1, last >> 1
+        if position & 1 or position == last_position:
+            node = _node(sibling, node)
+            while not position & 1 and position:
+                position, last_position = position >> 1, last_position >> 1
         else:
-            reached = _node(reached, beside)
-        at, last = at >> 1, last >> 1
-    return last == 0 and hmac.compare_digest(reached, tree_root)
+            node = _node(node, sibling)
+        position, last_position = position >> 1, last_position >> 1
+    return last_position == 0 and hmac.compare_digest(node, tree_root)
 
 
 def _node(left: bytes, right: bytes) -> bytes:
@@ -210,7 +205,7 @@ def transcript_root(transcript: Sequence[TranscriptEntry]) -> str:
 
 
 def sign_proof(
-    signing: PurposeKey,
+    purpose_key: PurposeKey,
     *,
     requester: InstanceId,
     offer: DelegationOffer,
@@ -219,7 +214,7 @@ def sign_proof(
     now_ms: int,
 ) -> Proof:
     """`transcript` is the whole one, also where `result` does not contain it."""
-    key = signing.identity_key
+    key = purpose_key.identity_key
     proof = Proof(
         delegation_id=result.delegation_id,
         offer_hash=offer_hash(offer),
@@ -232,7 +227,7 @@ def sign_proof(
         provider_key=key,
         issued_at_ms=now_ms,
     )
-    return msgspec.structs.replace(proof, signature=signing.sign_document(KIND, unsigned(proof)))
+    return msgspec.structs.replace(proof, signature=purpose_key.sign_document(KIND, unsigned(proof)))
 
 
 def verify_proof(
@@ -269,9 +264,9 @@ def verify_proof(
         same = result.delegation_id == proof.delegation_id and result.token_usage == usage
         checks.append(Check("delegation", same, "the same delegation and usage"))
     if provider is not None:
-        checks.append(Check("provider", proof.provider == provider, "made by whom it was expected of"))
+        checks.append(Check("provider", proof.provider == provider, "made by the expected provider"))
     if requester is not None:
-        checks.append(Check("requester", proof.requester == requester, "made for whom it should be"))
+        checks.append(Check("requester", proof.requester == requester, "made for the expected requester"))
     if budget is not None:
         checks.append(Check("budget", usage.total <= budget, f"{usage.total} of {budget} tokens"))
     return ProofReport(tuple(checks), tuple(unchecked))
@@ -359,17 +354,17 @@ def verify_evidence(
     data: bytes,
     *,
     provider: str | None = None,
-    formerly: Sequence[str] = (),
+    former_ids: Sequence[str] = (),
     requester: str | None = None,
     budget: int | None = None,
 ) -> ProofReport:
     """Checks evidence; `ValueError` as `read_evidence`. Without `provider`, the signer's identity stays unchecked.
 
-    `formerly`: the provider's former ids, under which it may have got the offer or have signed.
+    `former_ids`: the provider's former ids, under which it may have got the offer or have signed.
     """
     evidence = read_evidence(data)
-    if provider is not None and evidence.proof.provider in formerly:
-        provider, formerly = evidence.proof.provider, (*formerly, provider)
+    if provider is not None and evidence.proof.provider in former_ids:
+        provider, former_ids = evidence.proof.provider, (*former_ids, provider)
     transcript = evidence.transcript
     if transcript is None and evidence.result is not None:
         transcript = evidence.result.transcript
@@ -384,7 +379,7 @@ def verify_evidence(
     )
     proof, offer = evidence.proof, evidence.offer
     if offer is not None:
-        to = (proof.provider, *formerly)
+        to = (proof.provider, *former_ids)
         asserted = any(_is_asserted(offer, InstanceId(proof.requester), InstanceId(each)) for each in to)
         signed = Check("assertion", asserted, f"offered by {proof.requester}, to {proof.provider}")
         report = msgspec.structs.replace(report, checks=(*report.checks, signed))

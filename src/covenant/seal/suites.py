@@ -70,7 +70,7 @@ def _hybrid() -> SealingSuite | None:
     try:
         from cryptography.hazmat.primitives.asymmetric import mlkem  # noqa: PLC0415  (not in every release)
 
-        known = hpke.Suite(hpke.KEM.MLKEM768_X25519, hpke.KDF.HKDF_SHA256, hpke.AEAD.AES_256_GCM)
+        suite = hpke.Suite(hpke.KEM.MLKEM768_X25519, hpke.KDF.HKDF_SHA256, hpke.AEAD.AES_256_GCM)
         mlkem.MLKEM768PrivateKey.generate()
     except (ImportError, AttributeError, UnsupportedAlgorithm):
         return None
@@ -85,8 +85,8 @@ def _hybrid() -> SealingSuite | None:
         )
 
     def public(seed: bytes) -> bytes:
-        later, now = halves(seed)
-        return later.public_key().public_bytes_raw() + now.public_key().public_bytes_raw()
+        mlkem_key, x25519_key = halves(seed)
+        return mlkem_key.public_key().public_bytes_raw() + x25519_key.public_key().public_bytes_raw()
 
     def recipient(raw: bytes) -> hpke.MLKEM768X25519PublicKey:
         return hpke.MLKEM768X25519PublicKey(
@@ -95,7 +95,7 @@ def _hybrid() -> SealingSuite | None:
         )
 
     return SealingSuite(
-        hpke=known,
+        hpke=suite,
         enc_bytes=HYBRID_ENC_BYTES,
         read=from_base64url,
         write=base64url,
@@ -115,10 +115,10 @@ _CLASSIC: Final = SealingSuite(
     opener=X25519PrivateKey.from_private_bytes,
 )
 
-_found = _hybrid()
+_HYBRID = _hybrid()
 SUITES: Final[dict[str, SealingSuite]] = {
     SUITE: _CLASSIC,
-    **({HYBRID_SUITE: _found} if _found is not None else {}),
+    **({HYBRID_SUITE: _HYBRID} if _HYBRID is not None else {}),
 }
 
 

@@ -6,8 +6,9 @@ signs the next block, so a holder adds conditions without a secret of the provid
 of the last key, or with a seal made by it: without either, nobody could tell whether blocks were cut off at the end.
 
 A block has conditions and nothing else. They are the fields of `_Block`, read by fixed rules: there is no language to
-interpret, and checking the longest token costs `BLOCKS_MAX + 1` signatures. A block is signed as a document of its own
-kind, together with the signature before it, so it is valid at one place of one token.
+interpret. Checking the longest token costs `BLOCKS_MAX + 2` signatures: those of its blocks, of a certificate and of
+the seal. A block is signed as a document of its own kind, together with the signature before it, so it is valid at one
+place of one token.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from covenant.model.ids import PublicKey
 from covenant.model.peers.instance import WHOLE_MAX, Instance, InstanceId, Key, Signature, Whole
 from covenant.seal.identity import instance_id
 from covenant.seal.keys import (
-    Uncanonical,
     base64url,
     canonical,
     digest,
@@ -115,10 +115,10 @@ def issue(key: PurposeKey, holder: InstanceId, terms: Narrowing) -> str:
     """Issues a token for one holder. `expires_at_ms` is required: no token is valid for ever."""
     if terms.expires_at_ms is None:
         raise ValueError("a token must expire")
-    following = new_private_key()
+    next_private_key = new_private_key()
     audience = instance_id(key.identity_key)
-    first = msgspec.structs.replace(_conditions(terms, following), holder=holder, audience=audience)
-    return _write((_signed(key, first, after=""),), following)
+    first = msgspec.structs.replace(_conditions(terms, next_private_key), holder=holder, audience=audience)
+    return _write((_signed(key, first, after=""),), next_private_key)
 
 
 def narrow(token: str, provider_key: PublicKey, further: Narrowing, *, sealed: bool = False) -> str:
@@ -135,10 +135,10 @@ def narrow(token: str, provider_key: PublicKey, further: Narrowing, *, sealed: b
         return token
     if len(chain.blocks) >= BLOCKS_MAX:
         raise Invalid("token_malformed", "the token cannot be narrowed any further")
-    following = new_private_key()
+    next_private_key = new_private_key()
     last = PurposeKey(from_base64url(chain.secret))
-    block = _signed(last, _conditions(further, following), after=chain.blocks[-1].signature)
-    narrowed = _write((*chain.blocks, block), following, sealed=sealed)
+    block = _signed(last, _conditions(further, next_private_key), after=chain.blocks[-1].signature)
+    narrowed = _write((*chain.blocks, block), next_private_key, sealed=sealed)
     if len(narrowed) > TOKEN_CHARS_MAX:
         raise Invalid("token_malformed", "the token cannot be narrowed any further")
     return narrowed
@@ -189,7 +189,7 @@ def token_ids(token: str, provider_key: PublicKey) -> tuple[str, ...]:
     return _ids(_read(token, provider_key))
 
 
-def named_in(token: str) -> tuple[str, str]:
+def token_parties(token: str) -> tuple[str, str]:
     """The holder and the audience that an unverified token names; empty if it names none."""
     try:
         first = _DECODER.decode(from_base64url(token[:TOKEN_CHARS_MAX].removeprefix(TOKEN_START))).blocks[0]
@@ -211,7 +211,7 @@ def _read(token: str, provider_key: PublicKey, *, at_ms: int | None = None, void
         data = from_base64url(token.removeprefix(TOKEN_START))
         chain = _DECODER.decode(data)
         canonical_data = canonical(msgspec.to_builtins(chain))
-    except (ValueError, Uncanonical):
+    except ValueError:
         raise Invalid("token_malformed", "not a token") from None
     # One text for each token: a repeated field, another order or a written default would be another text.
     if data != canonical_data or (chain.secret is None) == (chain.seal is None):
@@ -221,7 +221,7 @@ def _read(token: str, provider_key: PublicKey, *, at_ms: int | None = None, void
         raise Invalid("token_malformed", "the first block lacks a holder, an audience or an end")
     if any(each.holder is not None or each.audience is not None for each in others):
         raise Invalid("token_malformed", "a further block names a holder or an audience")
-    if not _is_issued(first, provider_key, at_ms, void_before_ms) or not _follow(chain):
+    if not _is_issued(first, provider_key, at_ms, void_before_ms) or not _blocks_hold(chain):
         raise Forbidden("token_untrusted", "not a token of this provider")
     return chain
 
@@ -234,7 +234,7 @@ def _is_issued(first: _Block, provider_key: PublicKey, at_ms: int | None, void_b
     )
 
 
-def _follow(chain: _Chain) -> bool:
+def _blocks_hold(chain: _Chain) -> bool:
     """Whether each later block is signed by the key that the block before names, and the end by the last key."""
     key, after = PublicKey(chain.blocks[0].next_key), chain.blocks[0].signature
     for block in chain.blocks[1:]:
@@ -272,7 +272,7 @@ def _write(blocks: tuple[_Block, ...], last_key: bytes, *, sealed: bool = False)
     return TOKEN_START + base64url(canonical(msgspec.to_builtins(chain)))
 
 
-def _conditions(terms: Narrowing, following: bytes) -> _Block:
+def _conditions(terms: Narrowing, next_private_key: bytes) -> _Block:
     for name, bound in (("expiry", terms.expires_at_ms), ("budget", terms.budget), ("depth", terms.depth)):
         if bound is not None and not 0 <= bound <= WHOLE_MAX:
             raise ValueError(f"{name} cannot be {bound}")
@@ -282,7 +282,7 @@ def _conditions(terms: Narrowing, following: bytes) -> _Block:
         if _IS_NAME(name) is None:
             raise ValueError(f"a token cannot name {name[:80]!r}")
     return _Block(
-        next_key=public_key(following),
+        next_key=public_key(next_private_key),
         profiles=tuple(sorted(terms.profiles)) if terms.profiles is not None else None,
         budget=terms.budget,
         depth=terms.depth,

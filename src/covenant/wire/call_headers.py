@@ -8,6 +8,7 @@
 | `traceparent`, `tracestate` | the same | the same               | as W3C has them                                  |
 
 Where both are given and differ, the stricter value counts: the greater depth, the longer chain, the earlier deadline.
+Of two traces the one in the headers counts.
 An unreadable value counts as absent, except that an unreadable depth counts as the greatest one.
 """
 
@@ -80,26 +81,26 @@ def read_call_context(metadata: Mapping[str, Any] | None, headers: Mapping[str, 
     )
 
 
-def _whole(given: Any) -> int | None:
-    if isinstance(given, float) and given.is_integer():
-        given = int(given)
-    if isinstance(given, str) and given.isascii() and given.isdigit() and len(given) <= _DIGITS_MAX:
-        given = int(given)
-    return given if isinstance(given, int) and not isinstance(given, bool) and given >= 0 else None
+def _whole(value: Any) -> int | None:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= _DIGITS_MAX:
+        value = int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
-def _depth(given: Any) -> int:
-    if given is None:
+def _depth(value: Any) -> int:
+    if value is None:
         return 0
-    depth = _whole(given)
+    depth = _whole(value)
     return CLAIMED_DEPTH_MAX if depth is None else min(depth, CLAIMED_DEPTH_MAX)
 
 
-def _chain(given: Any) -> tuple[str, ...]:
-    if not isinstance(given, list | tuple):
+def _chain(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple):
         return ()
-    return tuple(name[:NAME_CHARS_MAX] for name in given[-CHAIN_MAX:] if isinstance(name, str) and name)
+    return tuple(name[:NAME_CHARS_MAX] for name in value[-CHAIN_MAX:] if isinstance(name, str) and name)
 
 
-def _trace(given: Any) -> str | None:
-    return given if isinstance(given, str) and 0 < len(given) <= _TRACE_CHARS_MAX and given.isprintable() else None
+def _trace(value: Any) -> str | None:
+    return value if isinstance(value, str) and 0 < len(value) <= _TRACE_CHARS_MAX and value.isprintable() else None

@@ -21,10 +21,10 @@ TEXT_CHARS_MAX: Final = 64 * 1024
 """The most characters that are shown of one frame."""
 HEADERS_MAX: Final = 100
 HEADER_CHARS_MAX: Final = 1_024
-GIVEN_CHARS_MIN: Final = 6
+CALLER_SECRET_CHARS_MIN: Final = 6
 """A shorter word is no secret, and occurs inside other words."""
 HIDDEN: Final = "[redacted]"
-OPEN: Final = frozenset(
+PUBLIC_HEADERS: Final = frozenset(
     """
     accept accept-encoding accept-language a2a-extensions a2a-version connection content-length content-type
     covenant-chain covenant-deadline-ms covenant-depth host idempotency-key last-event-id traceparent tracestate
@@ -36,43 +36,46 @@ _QUERY: Final = re.compile(r"(https?://[^\s?\"'<>]*+\?)([^\s#\"'<>]++)", re.IGNO
 _PATH: Final = re.compile(r"(?i)^(https?://[^/?#\s]++/)[^?#]++")
 _PUSH_MEMBERS: Final = frozenset("authentication taskId task_id token".split())
 _PUSH_PLACES: Final = frozenset(
-    "pushNotificationConfig push_notification_config taskPushNotificationConfig task_push_notification_config".split()
+    """
+    pushNotification push_notification pushNotificationConfig push_notification_config taskPushNotificationConfig
+    task_push_notification_config
+    """.split()
 )
-_PUSH_IN_TEXT: Final = re.compile(r"(?i)push_?notification_?config")
+_PUSH_IN_TEXT: Final = re.compile(r"(?i)push_?notification")
 _PATH_IN_TEXT: Final = re.compile(r"(?i)(\"url\"\s*+:\s*+\"https?://[^/?#\s\"]++/)[^?#\s\"]++")
-CLOSED: Final = frozenset("authorization cookie proxy-authorization set-cookie".split())
+SECRET_HEADERS: Final = frozenset("authorization cookie proxy-authorization set-cookie".split())
 
 
 def secrets_in(headers: Mapping[str, str]) -> tuple[str, ...]:
     """The secrets in the headers that a caller passed: each value, and each word of a value."""
-    values = [value for name, value in headers.items() if name.lower() not in OPEN]
+    values = [value for name, value in headers.items() if name.lower() not in PUBLIC_HEADERS]
     words = [word for value in values for word in (value, *value.split())]
-    return tuple(sorted({word for word in words if len(word) >= GIVEN_CHARS_MIN}, key=len, reverse=True))
+    return tuple(sorted({word for word in words if len(word) >= CALLER_SECRET_CHARS_MIN}, key=len, reverse=True))
 
 
-def redact_sent(headers: Mapping[str, str]) -> dict[str, str]:
-    shown = {name: value if name.lower() in OPEN else HIDDEN for name, value in _first(headers)}
+def redact_request_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    shown = {name: value if name.lower() in PUBLIC_HEADERS else HIDDEN for name, value in _first(headers)}
     return {name: value[:HEADER_CHARS_MAX] for name, value in shown.items()}
 
 
-def redact_answered(headers: Mapping[str, str], given: Iterable[str] = ()) -> dict[str, str]:
-    return {name: _without(_answered(name, value[:HEADER_CHARS_MAX]), given) for name, value in _first(headers)}
+def redact_answer_headers(headers: Mapping[str, str], secrets: Iterable[str] = ()) -> dict[str, str]:
+    return {name: _hide(_answer_value(name, value[:HEADER_CHARS_MAX]), secrets) for name, value in _first(headers)}
 
 
 def _first(headers: Mapping[str, str]) -> list[tuple[str, str]]:
     return list(headers.items())[:HEADERS_MAX]
 
 
-def _answered(name: str, value: str) -> str:
-    if name.lower() in CLOSED or name_hint(name).secret or find_secrets(value):
+def _answer_value(name: str, value: str) -> str:
+    if name.lower() in SECRET_HEADERS or name_hint(name).secret or find_secrets(value):
         return HIDDEN
     return value
 
 
 def redact_body(
-    data: bytes, given: Iterable[str] = (), *, chars_max: int = TEXT_CHARS_MAX, public: bool = False
+    data: bytes, secrets: Iterable[str] = (), *, chars_max: int = TEXT_CHARS_MAX, public: bool = False
 ) -> str:
-    """The body as redacted text, also of a secret that the cut splits. A `public` body hides only `given` secrets."""
+    """The body as redacted text, also of a secret that the cut splits. In a `public` body only `secrets` are hidden."""
     text = data.decode("utf-8", errors="replace")
     cut = text[: chars_max + SEGMENT_CHARS_MAX]
     value = _parsed(data) if len(cut) == len(text) and not public else None
@@ -84,7 +87,7 @@ def redact_body(
     else:
         cut = _without_queries(str(redact(cut, "redact").value))
         cut = _PATH_IN_TEXT.sub(rf"\1{HIDDEN}", cut) if _PUSH_IN_TEXT.search(cut) else cut
-    return _without(cut, given)[:chars_max]
+    return _hide(cut, secrets)[:chars_max]
 
 
 def _without_queries(value: Any, place: str = "") -> Any:
@@ -103,8 +106,8 @@ def _without_queries(value: Any, place: str = "") -> Any:
 
 
 def _hidden(pair: str) -> str:
-    name, given, _ = pair.partition("=")
-    return f"{name}={HIDDEN}" if given else HIDDEN
+    name, equals, _ = pair.partition("=")
+    return f"{name}={HIDDEN}" if equals else HIDDEN
 
 
 def _parsed(data: bytes) -> Any:
@@ -116,7 +119,7 @@ def _parsed(data: bytes) -> Any:
     return None if deeper_than(value, NESTING_MAX) else value
 
 
-def _without(text: str, given: Iterable[str]) -> str:
-    for secret in given:
+def _hide(text: str, secrets: Iterable[str]) -> str:
+    for secret in secrets:
         text = text.replace(secret, HIDDEN)
     return text

@@ -1,4 +1,4 @@
-"""Decodes JSON and query strings by type. Invalid input raises a refusal that names the place, and nothing else.
+"""Decodes JSON and query strings by type. Invalid input raises a refusal that names the place, and no other exception.
 
 Unknown fields are ignored, unless `check_fields` looks for them. Depth is bounded well below the interpreter's
 recursion limit, so that every accepted value can also be journaled, archived and sent again, from any depth of calls.
@@ -17,7 +17,7 @@ from covenant.model.errors import Invalid, did_you_mean
 T = TypeVar("T")
 
 NESTING_MAX: Final = 64
-TOLD_NESTING_MAX: Final = 32
+A2A_NESTING_MAX: Final = 32
 """For values that A2A clients get back: they build protocol buffers, which nest three messages a level, 100 at most."""
 QUERY_FIELDS_MAX: Final = 32
 _MESSAGE_LENGTH_MAX: Final = 300
@@ -51,10 +51,10 @@ def parse(decoder: msgspec.json.Decoder[T], data: bytes, nesting_max: int = NEST
     return value
 
 
-def check_fields(data: bytes, kind: type[msgspec.Struct], beside: Container[str] = ()) -> None:
-    """Refuses unknown fields of decoded data, at any depth. `beside`: further fields that are allowed at the top."""
+def check_fields(data: bytes, kind: type[msgspec.Struct], allowed: Container[str] = ()) -> None:
+    """Refuses unknown fields of decoded data, at any depth. `allowed`: further fields that are allowed at the top."""
     given = msgspec.json.decode(data)
-    _check_fields({name: value for name, value in given.items() if name not in beside}, kind, "")
+    _check_fields({name: value for name, value in given.items() if name not in allowed}, kind, "")
 
 
 def _check_fields(given: Any, kind: Any, where: str) -> None:

@@ -43,7 +43,7 @@ from covenant.model.task_view import TaskState, TaskView, final_message, plain_t
 from covenant.model.usage import usage_in
 from covenant.wire.a2a.parts_v1 import unlinked
 from covenant.wire.a2a.response_encoder import agent_of, usage_of
-from covenant.wire.json_input import TOLD_NESTING_MAX, decode, deeper_than
+from covenant.wire.json_input import A2A_NESTING_MAX, decode, deeper_than
 
 CONVERSATION: Final = "conversation:"
 """The prefix of a conversation's context id; the conversation's id follows it."""
@@ -152,13 +152,13 @@ class RequestEvents:
 
     def frame(self, step: Step) -> bytes:
         *before, last = self._events(step)
-        frames = [self._written(step, b"", name, fields) for name, fields in before]
-        frames.append(self._written(step, b"id: %d\n" % step.generation, *last))
+        frames = [self._encoded_event(step, b"", name, fields) for name, fields in before]
+        frames.append(self._encoded_event(step, b"id: %d\n" % step.generation, *last))
         return b"".join(frames)
 
-    def _written(self, step: Step, number: bytes, name: str, fields: dict[str, Any]) -> bytes:
-        whose = {"stream_id": 0, "depth": 0, **fields}
-        event = RequestEvent(request_id=self._task.id, ts_ms=step.ts_ms, **whose)
+    def _encoded_event(self, step: Step, number: bytes, name: str, fields: dict[str, Any]) -> bytes:
+        position = {"stream_id": 0, "depth": 0, **fields}
+        event = RequestEvent(request_id=self._task.id, ts_ms=step.ts_ms, **position)
         return b"%bevent: %b\ndata: %b\n\n" % (number, name.encode(), _encode(event))
 
     def _events(self, step: Step) -> list[tuple[str, dict[str, Any]]]:
@@ -182,7 +182,7 @@ class RequestEvents:
         what, task = step.what, self._task
         match what:
             case ArtifactUpdate():
-                return _made(task, what)
+                return _artifact_event(task, what)
             case Began():
                 named = {"tenant_id": task.tenant, "conversation_id": conversation_of(task.origin, task.context_id)}
                 return "request_received", {"agent": agent_of(task), "text": task.intent_text, **named}
@@ -220,7 +220,7 @@ class RequestEvents:
         }
 
 
-def _made(task: Task, update: ArtifactUpdate) -> tuple[str, dict[str, Any]]:
+def _artifact_event(task: Task, update: ArtifactUpdate) -> tuple[str, dict[str, Any]]:
     """The event of an artifact. The artifact's id has the kind after the task's id."""
     kind = update.artifact_id.removeprefix(f"{task.id}-").partition("-")[0]
     named: dict[str, Any] = {"artifact_id": update.artifact_id, "append": update.append, "last": update.last_chunk}
@@ -236,11 +236,11 @@ def _made(task: Task, update: ArtifactUpdate) -> tuple[str, dict[str, Any]]:
         who = {"agent": _string(fields.get("agent")), "content": _string(fields.get("content"))}
         where = {"stream_id": _count(update.artifact_id) + 1, "depth": depth}
         return "sub_agent_response", {**named, **who, **where, "value": fields}
-    about = {**named, "name": update.name, "metadata": update.metadata, **_carried(part)}
+    about = {**named, "name": update.name, "metadata": update.metadata, **_part_fields(part)}
     return "file" if kind == "file" else "artifact", about
 
 
-def _carried(part: Content | None) -> dict[str, Any]:
+def _part_fields(part: Content | None) -> dict[str, Any]:
     match part:
         case None:
             return {}
@@ -352,7 +352,7 @@ def _contents(parts: tuple[NativePart, ...]) -> Iterator[Content]:
             case TextPart(text=text):
                 yield Text(text)
             case DataPart(value=value):
-                if deeper_than((value,), TOLD_NESTING_MAX):
+                if deeper_than((value,), A2A_NESTING_MAX):
                     raise Invalid("invalid_request", f"message[{place}].value: nested too deeply")
                 yield Json(value)
             case ImagePart():

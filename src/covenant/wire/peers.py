@@ -140,7 +140,7 @@ class Introduction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class Ack(msgspec.Struct, frozen=True, gc=False, kw_only=True, rename="camel"):
-    """All messages about this offer up to `number` were received. `role` is the role of their sender."""
+    """All messages about this offer up to number `seq` were received. `role` is the role of their sender."""
 
     role: DelegationRole
     offer_id: Uuid
@@ -239,13 +239,13 @@ decode_refused: Final = partial(decode_json, msgspec.json.Decoder(EnvelopeRefusa
 decode_introduction: Final = partial(decode_json, msgspec.json.Decoder(Introduction))
 
 
-Named = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+NameOrId = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
 
 
 class DelegateRequest(StrictRequest, frozen=True, kw_only=True, rename="camel"):
     task: Annotated[str, msgspec.Meta(min_length=1, max_length=TASK_CHARS_MAX)]
-    profile: Named | None = None
-    peer_id: Named | None = None
+    profile: NameOrId | None = None
+    peer_id: NameOrId | None = None
     context: Annotated[str, msgspec.Meta(max_length=CONTEXT_CHARS_MAX)] | None = None
     max_token_budget: Annotated[int, msgspec.Meta(ge=1, le=BUDGET_MAX)] | None = None
     timeout: Annotated[int, msgspec.Meta(ge=1, le=TIMEOUT_MS_MAX)] | None = None

@@ -76,7 +76,7 @@ class SecretSpan(NamedTuple):
     kind: str
 
 
-class _Found(NamedTuple):
+class _Match(NamedTuple):
     match: re.Match[str]
     end: int
     """The end of the match in the text, which may be behind the window that was searched."""
@@ -110,9 +110,9 @@ def _merged(spans: list[SecretSpan]) -> list[SecretSpan]:
     return merged
 
 
-def _found(
+def _matches(
     decides: re.Pattern[str], rest: re.Pattern[str], text: str, needles: tuple[str, ...] = ()
-) -> Iterator[_Found]:
+) -> Iterator[_Match]:
     """Yields the matches of `decides`, window by window. `rest` matches the part of a match that is behind its window.
 
     A window without any of the `needles` is skipped.
@@ -128,7 +128,7 @@ def _found(
             if match.start() >= stop:
                 break
             end = _end(rest, text, limit) if match.end() == limit else match.end()
-            yield _Found(match, end)
+            yield _Match(match, end)
             stop = max(stop, end)
         at = stop
 
@@ -147,7 +147,7 @@ def _end(rest: re.Pattern[str], text: str, at: int) -> int:
 
 def _blocks(text: str) -> Iterator[tuple[int, int, str, bool]]:
     """Start, end and label of each PEM block, and whether its end mark is there."""
-    marks = [found.match for found in _found(_MARK, _EMPTY, text, ("-----BEGIN ", "-----END "))]
+    marks = [found.match for found in _matches(_MARK, _EMPTY, text, ("-----BEGIN ", "-----END "))]
     ends: dict[str, list[int]] = {}
     for mark in marks:
         if mark[1] == "END":
@@ -170,7 +170,7 @@ def _known(text: str) -> Iterator[SecretSpan]:
         if not any(map(has, needles)):
             continue
         group = "secret" if "secret" in decides.groupindex else 0
-        for match, whole_end in _found(decides, rest, text, needles):
+        for match, whole_end in _matches(decides, rest, text, needles):
             if "whole" in decides.groupindex and match["whole"] is None:
                 continue
             start = match.start(group)
@@ -185,7 +185,7 @@ def _assigned(text: str) -> Iterator[SecretSpan]:
     lowered = _lowered(text)
     if not any(map(lowered.__contains__, NAMES)):
         return
-    for match, end in _found(ASSIGNED, BARE, lowered, NAMES):
+    for match, end in _matches(ASSIGNED, BARE, lowered, NAMES):
         start = match.start()
         if is_harmless_name(match["name"], text[max(0, start - _BEFORE_CHARS) : start]):
             continue
@@ -214,7 +214,7 @@ def _random(text: str, blocks: list[tuple[int, int, str, bool]]) -> Iterator[Sec
     if len(text) < ENTROPY_CHARS_MIN:
         return
     exempt: list[tuple[int, int]] | None = None
-    for match, end in _found(CANDIDATE, CANDIDATE_REST, text):
+    for match, end in _matches(CANDIDATE, CANDIDATE_REST, text):
         start = match.start()
         if not any(looks_random(text[at : min(at + WINDOW_CHARS, end)]) for at in range(start, end, WINDOW_CHARS)):
             continue
@@ -227,9 +227,9 @@ def _random(text: str, blocks: list[tuple[int, int, str, bool]]) -> Iterator[Sec
 
 def _marked(text: str, blocks: list[tuple[int, int, str, bool]]) -> Iterator[tuple[int, int]]:
     """Spans that are marked as data, a digest, a certificate or a public key."""
-    for match, end in _found(_DATA_URI, _DATA_REST, text, ("data:",)):
+    for match, end in _matches(_DATA_URI, _DATA_REST, text, ("data:",)):
         yield match.start(), end
-    for match, end in _found(_DIGEST, _DIGEST_REST, text):
+    for match, end in _matches(_DIGEST, _DIGEST_REST, text):
         yield match.start(), end
     yield from ((start, end) for start, end, label, whole in blocks if whole and "PRIVATE" not in label)
 
@@ -254,19 +254,19 @@ class Redaction(msgspec.Struct, frozen=True):
     blocked: bool = False
 
 
-class _Place(NamedTuple):
+class _Location(NamedTuple):
     """A place in the value. Its path is written out only if a secret is found there."""
 
-    above: _Place | None
+    above: _Location | None
     step: str | int
 
     @property
     def path(self) -> str:
         steps: list[str] = []
-        place = self
-        while place.above is not None:
-            steps.append(str(place.step)[:STEP_CHARS_MAX].replace("~", "~0").replace("/", "~1"))
-            place = place.above
+        location = self
+        while location.above is not None:
+            steps.append(str(location.step)[:STEP_CHARS_MAX].replace("~", "~0").replace("/", "~1"))
+            location = location.above
         return "".join(f"/{step}" for step in reversed(steps))
 
 
@@ -276,7 +276,7 @@ _Findings = Counter[tuple[str, str]]
 
 def redact(value: Any, mode: Mode) -> Redaction:
     found: _Findings = Counter()
-    clean = _cleaned(value, _Place(None, ""), NO_HINT, found)
+    clean = _cleaned(value, _Location(None, ""), NO_HINT, found)
     findings = tuple(SecretFinding(path, kind, count) for (path, kind), count in found.items())
     if not findings or mode == "warn":
         return Redaction(value, findings)
@@ -289,28 +289,28 @@ def refuse_secrets(redaction: Redaction) -> Forbidden:
     return Forbidden("secret_found", f"not sent, since it seems to hold secrets: {places}")
 
 
-def _cleaned(value: Any, place: _Place, naming: NameHint, found: _Findings) -> Any:
+def _cleaned(value: Any, location: _Location, naming: NameHint, found: _Findings) -> Any:
     """The value without secrets; the same object if it has none."""
     if isinstance(value, str):
-        return _cleaned_text(value, place, naming, found)
+        return _cleaned_text(value, location, naming, found)
     if isinstance(value, dict):
-        return _cleaned_object(value, place, found)
+        return _cleaned_object(value, location, found)
     if isinstance(value, list | tuple):
-        cleaned = [_cleaned(inner, _Place(place, at), naming, found) for at, inner in enumerate(value)]
+        cleaned = [_cleaned(inner, _Location(location, at), naming, found) for at, inner in enumerate(value)]
         if all(new is old for new, old in zip(cleaned, value, strict=True)):
             return value
         return cleaned if isinstance(value, list) else tuple(cleaned)
     return value
 
 
-def _cleaned_object(value: dict[str, Any], place: _Place, found: _Findings) -> Any:
+def _cleaned_object(value: dict[str, Any], location: _Location, found: _Findings) -> Any:
     encoded = _encoded_members(value)
     cleaned: dict[str, Any] = {}
     changed = False
     for key, inner in value.items():
         # Keys are redacted like values. The path must not show a secret key either.
-        new_key = _cleaned_text(str(key), _Place(place, "*"), NO_HINT, found)
-        below = _Place(place, new_key)
+        new_key = _cleaned_text(str(key), _Location(location, "*"), NO_HINT, found)
+        below = _Location(location, new_key)
         read = _cleaned_blob if key in encoded else _cleaned
         new = read(inner, below, name_hint(str(key)), found)
         changed = changed or new is not inner or new_key != key
@@ -318,7 +318,7 @@ def _cleaned_object(value: dict[str, Any], place: _Place, found: _Findings) -> A
     return cleaned if changed else value
 
 
-def _cleaned_text(text: str, place: _Place, naming: NameHint, found: _Findings) -> str:
+def _cleaned_text(text: str, location: _Location, naming: NameHint, found: _Findings) -> str:
     """Removes secrets until none is found: a removed text may have made the text next to it look harmless."""
     for _ in range(_SEARCHES_MAX):
         spans = find_secrets(text, naming)
@@ -326,7 +326,7 @@ def _cleaned_text(text: str, place: _Place, naming: NameHint, found: _Findings) 
             break
         text = _without(text, spans)
         for span in spans:
-            key = place.path, span.kind
+            key = location.path, span.kind
             if key in found or len(found) < FINDINGS_MAX:
                 found[key] += 1
     return text
@@ -347,17 +347,17 @@ def _encoded_members(value: dict[str, Any]) -> tuple[str, ...]:
     return tuple(name for name in _ENCODED if isinstance(value.get(name), str))
 
 
-def _cleaned_blob(text: str, place: _Place, naming: NameHint, found: _Findings) -> str:
+def _cleaned_blob(text: str, location: _Location, naming: NameHint, found: _Findings) -> str:
     """Redacts base64 that holds text; images and other binary data are returned unchanged."""
     try:
         data = b"".join(
             base64.b64decode(text[at : at + _BASE64_CHARS], validate=True) for at in range(0, len(text), _BASE64_CHARS)
         )
     except (binascii.Error, ValueError):
-        return _cleaned_text(text, place, naming, found)
+        return _cleaned_text(text, location, naming, found)
     try:
         inside = data.decode()
     except UnicodeDecodeError:
         return text
-    clean = _cleaned_text(inside, place, NO_HINT, found)
+    clean = _cleaned_text(inside, location, NO_HINT, found)
     return text if clean is inside else base64.b64encode(clean.encode()).decode()

@@ -1,6 +1,8 @@
 """Notes of agents: each agent's own, on disk before they are acknowledged, within bounds."""
 
 import asyncio
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from covenant.agents.model import agent_memory as module
 from covenant.agents.model.agent_memory import NOTE_BYTES_MAX, AgentMemories
 from covenant.model.errors import Invalid, NotFound, Unavailable
+from tests.waits import BOUND_S
 
 
 def memories(folder: Path) -> AgentMemories:
@@ -79,3 +82,30 @@ async def test_a_memory_that_cannot_be_read_is_said_to_be_so_and_left_alone(tmp_
     with pytest.raises(Unavailable):
         await memories(tmp_path).of("default", "bot").write("x")
     assert path.read_text() == "{torn"
+
+
+async def test_a_canceled_write_keeps_other_writers_out_until_its_thread_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, began, go_on = memories(tmp_path).of("default", "bot"), threading.Event(), threading.Event()
+    fsync = os.fsync
+
+    def slow_fsync(descriptor: int) -> None:
+        began.set()
+        go_on.wait(BOUND_S)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", slow_fsync)
+    first = asyncio.create_task(mine.write("first"))
+    await asyncio.to_thread(began.wait, BOUND_S)
+    first.cancel()
+    second = asyncio.create_task(mine.write("second"))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    ended = first.done()
+    go_on.set()
+    assert not ended, "its thread still writes the file"
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    await second
+    assert [note.text for note in await mine.notes()] == ["first", "second"]

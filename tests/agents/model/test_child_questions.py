@@ -37,7 +37,7 @@ def made(view: TaskView) -> Iterable[str | None]:
 
 
 async def view_of(under_test: AgentsUnderTest, task_id: str) -> TaskView:
-    return (await under_test.conversations.reader.past(TaskId(task_id))).known()
+    return (await under_test.conversations.reader.past(TaskId(task_id))).existing_view()
 
 
 async def at_end(under_test: AgentsUnderTest, task_id: TaskId) -> TaskView:

@@ -1,5 +1,6 @@
 """Tools of configured MCP servers: started when wanted, within bounds, for those who may, and again when they die."""
 
+import asyncio
 import json
 import os
 import sys
@@ -167,6 +168,29 @@ async def test_no_server_is_left_when_the_tools_are_closed(busy: bool) -> None:
         if busy:
             assert (await tools.call(DEFAULT, MODEL, "small", "slow", {})).failed
     assert not alive(pid)
+
+
+async def test_a_call_that_waits_for_the_end_of_a_removed_server_does_not_start_it_again() -> None:
+    async with opened() as tools:
+        assert (await tools.call(DEFAULT, MODEL, "small", "flood", {})).failed
+        # The old process still ends: it blocks on its output until it is killed.
+        waiting = asyncio.create_task(tools.call(DEFAULT, MODEL, "small", "add", {"a": 1, "b": 2}))
+        await asyncio.sleep(0)
+        tools.replace({})
+        assert await waiting == ("small was stopped", True, False)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_call_ends_even_if_its_server_is_removed_just_when_it_starts() -> None:
+    async with opened() as tools:
+        assert (await tools.call(DEFAULT, MODEL, "small", "flood", {})).failed
+        waiting = asyncio.create_task(tools.call(DEFAULT, MODEL, "small", "add", {"a": 1, "b": 2}))
+        await asyncio.sleep(0)
+        old = tools._hosts["small"]._serving
+        assert old is not None
+        # The new server's task is made in the same turn of the loop in which the removal cancels it.
+        old.add_done_callback(lambda _: tools.replace({}))
+        assert await waiting == ("small was stopped", True, False)
 
 
 def alive(pid: int) -> bool:

@@ -264,7 +264,7 @@ async def test_a_caller_that_ends_takes_its_calls_with_it(under_test: CallingAge
         await under_test.cancel(task_id)
     elif how == "timed out":
         (job,) = [job for job in under_test.workers._jobs if job.task.id == task_id]
-        job.cut("Task timed out")
+        job.fail_now("Task timed out")
     await asyncio.wait_for(stopped.wait(), BOUND_S)
     assert (await under_test.ended(child)).state is TaskState.CANCELED
     expected = {"canceled": TaskState.CANCELED, "returned": TaskState.COMPLETED}.get(how, TaskState.FAILED)

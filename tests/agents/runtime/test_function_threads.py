@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,7 +12,7 @@ import pytest
 from covenant import Agent, SyncTurn
 from covenant.agents.api import Rejection
 from covenant.agents.function_agent import FunctionAgent
-from covenant.agents.runtime.function_threads import LINES_MAX
+from covenant.agents.runtime.function_threads import ITEMS_MAX, AgentThreads, ThreadChannel
 from covenant.ledger.contract.ledger import Ledger
 from covenant.model.content import Json, Text
 from covenant.model.task_event import StatusUpdate
@@ -43,7 +44,7 @@ async def test_a_plain_function_runs_beside_the_loop(pool: PoolUnderTest) -> Non
 
 
 async def test_a_plain_generator_streams_in_order_and_faster_than_it_is_written(pool: PoolUnderTest) -> None:
-    count = 4 * LINES_MAX
+    count = 4 * ITEMS_MAX
 
     def counts(turn: SyncTurn) -> Iterator[str]:
         for number in range(count):
@@ -286,3 +287,22 @@ async def test_a_plain_generator_fails_with_the_field_that_cannot_be_said(
     view = await pool.ask()
     assert view.state is TaskState.FAILED
     assert told(view).startswith(f"the agent yielded an invalid value: {field}")
+
+
+async def test_a_turn_that_waits_for_a_thread_gets_one_when_more_are_allowed() -> None:
+    threads, go_on = AgentThreads(1), threading.Event()
+    began: list[str] = []
+
+    def work(name: str, channel: ThreadChannel) -> None:
+        began.append(name)
+        assert go_on.wait(BOUND_S)
+
+    first = asyncio.create_task(threads.run(partial(work, "first"), lambda _: None, "slow"))
+    await until(lambda: began)
+    second = asyncio.create_task(threads.run(partial(work, "second"), lambda _: None, "slow"))
+    await asyncio.sleep(0)
+    assert (began, threads.running) == (["first"], 1)
+    threads.resize(2)
+    await until(lambda: len(began) == 2)
+    go_on.set()
+    await asyncio.gather(first, second)

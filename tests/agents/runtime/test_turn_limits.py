@@ -403,7 +403,7 @@ async def test_a_call_gets_nothing_of_what_its_caller_has_set_aside() -> None:
     budget = TokenBudget(100)
     with HeldTokens(budget, 70, None):
         assert await budget.reserve((TaskId("a"), TaskId("b"))) == 15
-        budget.take({"tokens": 20}, notes)
+        budget.spend({"tokens": 20}, notes)
         assert (budget.left, budget.spent) == (0, 20)
         waiting = asyncio.ensure_future(budget.reserve((TaskId("c"),)))
         await asyncio.sleep(0)

@@ -154,39 +154,39 @@ async def test_a_raised_limit_is_noticed_by_those_who_wait(under_test: CallingAg
 
 async def test_a_turn_that_is_canceled_while_it_waits_for_its_place_keeps_none() -> None:
     places = TenantSlots(1, lambda: 1)
-    assert places.take()
+    assert places.try_acquire()
     turn, lent, goes_on = TurnSlot(places), asyncio.Event(), asyncio.Event()
 
     async def lends() -> None:
-        async with turn.lent():
+        async with turn.released():
             lent.set()
             await goes_on.wait()
 
     lending = asyncio.create_task(lends())
     await lent.wait()
-    await places.wait()
+    await places.acquire()
     goes_on.set()
     for _ in range(5):
         await asyncio.sleep(0)
     assert (lending.done(), places.used, places.free) == (False, 1, 0)
     lending.cancel()
     await asyncio.wait((lending,))
-    turn.leave()
+    turn.end()
     assert places.used == 1
-    places.give_back()
+    places.release()
     assert (places.used, places.free) == (0, 1)
 
 
 async def test_places_that_are_given_back_together_serve_as_many_waiters() -> None:
     places = TenantSlots(3, lambda: 1)
-    assert places.take(3)
-    waiting = [asyncio.create_task(places.wait()) for _ in range(3)]
+    assert places.try_acquire(3)
+    waiting = [asyncio.create_task(places.acquire()) for _ in range(3)]
     await asyncio.sleep(0)
-    places.give_back(2)
+    places.release(2)
     assert places.used == 3
     await asyncio.wait_for(asyncio.gather(*waiting[:2]), BOUND_S)
     assert not waiting[2].done()
-    places.give_back()
+    places.release()
     await asyncio.wait_for(waiting[2], BOUND_S)
     assert (places.used, places.free) == (3, 0)
 

@@ -77,7 +77,7 @@ async def test_a_canceled_task_stops_its_agent(pool: PoolUnderTest) -> None:
 async def test_the_lease_is_renewed_while_an_agent_waits_for_a_call(
     pool: PoolUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_agent, "BEAT_S", 0.001)
+    monkeypatch.setattr(remote_agent, "RENEW_S", 0.001)
 
     class Caller:
         async def run(self, job: Job) -> None:

@@ -24,15 +24,14 @@ from covenant.daemon.environment import now_ms
 from covenant.doors.a2a.admission import Admission
 from covenant.doors.a2a.cards import PublishedAgent, extended_cards
 from covenant.doors.a2a.grpc import DETAILS, GrpcCalls, GrpcServer, GrpcTenants
-from covenant.doors.a2a.operations import A2AServices, PushService
+from covenant.doors.a2a.operations import A2AServices
 from covenant.doors.http.host_names import BaseUrl
 from covenant.doors.http.request_body import AnonymousPool
 from covenant.doors.metrics import Meter
 from covenant.exchange.a2a_service import A2AExchange
 from covenant.exchange.access.tenants import TenantLimiter
 from covenant.exchange.cards import CardFeatures, Cards
-from covenant.exchange.push import PushConfigs as KeptPushes
-from covenant.exchange.push import check_config
+from covenant.exchange.push import PushConfigs, check_config
 from covenant.ledger.clock import uuid_source
 from covenant.model.settings import A2aSettings, TenantSettings
 from covenant.model.tenants import DEFAULT
@@ -161,7 +160,7 @@ async def open_grpc(
     publishing: PublishedAgent | None = None,
     limits: TenantSettings | None = None,
     push: bool = False,
-    pushes: PushService | None = None,
+    pushes: PushConfigs | None = None,
     message_bytes_max: int = 1 << 20,
     calls_max: int = 100,
 ) -> AsyncIterator[GrpcUnderTest]:
@@ -172,7 +171,7 @@ async def open_grpc(
         pool = AnonymousPool(bytes_max=64 * 2**20, body_ms=20_000)
         gate = Admission(tenants, http.catalogue, Meter(), BaseUrl().of, publishing.admits, pool)
         if push:
-            pushes = KeptPushes(http.ledger, conversations.scope, lambda config: check_config(config, lambda _: None))
+            pushes = PushConfigs(http.ledger, conversations.scope, lambda config: check_config(config, lambda _: None))
         server = GrpcServer(bind_addr="127.0.0.1", port=0, message_bytes_max=message_bytes_max, calls_max=calls_max)
         features = CardFeatures(grpc_port=server.port, push_notifications=pushes is not None)
         cards = Cards(lambda: features)

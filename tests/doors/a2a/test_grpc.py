@@ -13,9 +13,10 @@ from a2a.utils.errors import TaskNotCancelableError, TaskNotFoundError, Unsuppor
 
 from covenant.agents.api import Agent, Turn
 from covenant.doors.a2a.cards import PublishedAgent
-from covenant.doors.a2a.grpc import SERVICES, peer_of
+from covenant.doors.a2a.grpc import SERVICES, parse_peer
 from covenant.doors.a2a.operations import OPERATIONS
 from covenant.exchange import a2a_service
+from covenant.exchange.push import PushConfigs
 from covenant.ledger.machine.identity_commands import ChangeTenant
 from covenant.model.ids import TaskId
 from covenant.model.settings import TenantSettings
@@ -312,8 +313,10 @@ async def test_an_idempotency_key_gives_the_same_task_and_refuses_another_messag
 
 
 async def test_a_fault_of_ours_tells_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    class Broken:
-        async def ask(self, _: Any, __: Any) -> Any:
+    class Broken(PushConfigs):
+        def __init__(self) -> None: ...
+
+        async def run(self, call: Any, request: Any) -> Any:
             raise RuntimeError("the secret of the house")
 
     async with open_grpc(tmp_path, echo(), pushes=Broken()) as s:
@@ -360,7 +363,7 @@ async def test_what_is_too_large_compressed_or_unknown_is_refused_by_the_server(
     ],
 )
 def test_the_address_of_a_caller_is_read(peer: str, address: Any) -> None:
-    assert peer_of(peer) == address
+    assert parse_peer(peer) == address
 
 
 # Who may call.

@@ -207,7 +207,7 @@ async def test_only_listed_origins_may_call_from_a_page(short_path: Path) -> Non
 )
 def test_a_page_is_foreign_unless_it_is_our_own_or_listed(origin: bytes | None, foreign: bool) -> None:
     headers = [(b"host", b"127.0.0.1:8421")] + ([(b"origin", origin)] if origin is not None else [])
-    assert AllowedOrigins(["https://desk.example"]).foreign({"headers": headers}) is foreign
+    assert AllowedOrigins(["https://desk.example"]).is_foreign_page({"headers": headers}) is foreign
 
 
 async def fail(office: Services, caller: Principal, request: EmptyRequest) -> ApiAnswer:

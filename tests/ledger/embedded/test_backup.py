@@ -38,6 +38,7 @@ from tests.waits import BOUND_S
 
 SEGMENT_BYTES = 2_000
 SETTINGS = b"[http]\nport = 1\n"
+PRICES = b"{}"
 
 
 def made_ids() -> str:
@@ -88,6 +89,7 @@ async def test_a_backup_has_what_was_acknowledged_before_it_and_nothing_of_later
     home = tmp_path / "home"
     async with opened(home, clock) as ledger:
         (home / "settings.toml").write_bytes(SETTINGS)
+        (home / "model_prices.json").write_bytes(PRICES)
         await send(ledger, *range(1, 31))
         made = await back_up(home, ledger)
         await send(ledger, *range(31, 41))
@@ -96,6 +98,7 @@ async def test_a_backup_has_what_was_acknowledged_before_it_and_nothing_of_later
     assert await known(tmp_path / "first", clock, range(1, 41)) == list(range(1, 31))
     assert done.counts.queued == 30
     assert (tmp_path / "first" / "settings.toml").read_bytes() == SETTINGS
+    assert (tmp_path / "first" / "model_prices.json").read_bytes() == PRICES
     await restored(again, tmp_path / "second", clock)
     assert await known(tmp_path / "second", clock, range(1, 41)) == list(range(1, 41))
 

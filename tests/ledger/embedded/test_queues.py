@@ -5,15 +5,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from covenant.ledger.embedded.queues import FifoQueues, ResultCache
+from covenant.ledger.embedded.queues import STALE_TIMES_MAX, FifoQueues, ResultCache
 from covenant.ledger.embedded.state import LedgerState
-from covenant.ledger.machine.events import CacheDropped, TaskLeased, TaskSent
+from covenant.ledger.machine.events import CacheDropped, TaskClosed, TaskLeased, TaskSent
 from covenant.ledger.machine.states import State
 from covenant.ledger.machine.view import Cached
 from covenant.model.clock_steps import STEADY
 from covenant.model.ids import LeaseId, TaskId
 from covenant.model.settings import Limits
-from covenant.model.task import DELEGATION, CacheKey, Lease
+from covenant.model.task import DELEGATION, CacheKey, Cause, Ending, Lease
 from tests.ledger_contract.samples import BOB, idempotent, make_task, ok, task_id
 
 
@@ -103,3 +103,19 @@ def test_a_task_that_is_leased_as_it_is_accepted_is_kept_as_one_that_was_queued_
     for name in ("entries", "leased", "requests", "leaders", "children", "orphaned"):
         assert getattr(at_once, name) == getattr(queued_first, name), name
     assert at_once.due_tasks._heap == queued_first.due_tasks._heap
+
+
+def test_times_of_ended_tasks_leave_memory_long_before_they_come() -> None:
+    state, day_ms, count = LedgerState(Limits()), 86_400_000, 3 * STALE_TIMES_MAX
+    alive = [make_task(number, deadline_ms=day_ms + number) for number in range(100)]
+    for seq, task in enumerate(alive, 1):
+        state.apply([TaskSent(task.id, task, "digest")], 5, seq)
+    for number in range(100, 100 + count):
+        task = make_task(number, deadline_ms=day_ms)
+        closed = TaskClosed(task.id, ok(task.id), Ending.COMPLETED, Cause.RESULT, 2)
+        state.apply([TaskSent(task.id, task, "digest"), closed], 5, number)
+        state.evict(number)
+    assert len(state.entries) == len(alive)
+    assert len(state.due_tasks._heap) <= 2 * len(alive) + STALE_TIMES_MAX
+    due = state.due(day_ms + len(alive), count, STEADY)
+    assert [entry.task.id for entry in due] == [task.id for task in alive]

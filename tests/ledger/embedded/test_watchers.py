@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from covenant.ledger.embedded.open import memory_ledger
-from covenant.ledger.watchers import DEAD_MAX, QueueWaiter, QueueWaiters
+from covenant.ledger.watchers import DEPARTED_MAX, QueueWaiter, QueueWaiters
 from covenant.model.ids import PublicKey
 from tests.ledger_contract.driver import LedgerDriver
 from tests.ledger_contract.fake_clock import FakeClock
@@ -178,13 +178,13 @@ async def test_waiters_that_come_and_go_leave_nothing_behind() -> None:
     with waiters.waiter(BOB.pubkey) as staying:
         task = asyncio.ensure_future(staying.wait(WAIT_MS))
         await asyncio.sleep(0)
-        for _ in range(10 * DEAD_MAX):
+        for _ in range(10 * DEPARTED_MAX):
             with waiters.waiter(BOB.pubkey) as passing:
                 leaving = asyncio.ensure_future(passing.wait(WAIT_MS))
                 await asyncio.sleep(0)
                 leaving.cancel()
         line = waiters.lines[BOB.pubkey]
-        assert len(line._order) <= 2 + DEAD_MAX + 1
+        assert len(line._order) <= 2 + DEPARTED_MAX + 1
         waiters.wake(BOB.pubkey)
         assert await task
     assert not waiters.lines

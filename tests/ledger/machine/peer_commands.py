@@ -107,7 +107,7 @@ def offering(number: int = 1) -> SendToPeer:
     """We offer something."""
     key = key_of(number)
     return SendToPeer(
-        key=key, begin=begun(key), happenings=("offer",), messages=(said("delegation_offer"),), by=OPERATOR
+        key=key, begin=begun(key), transitions=("offer",), messages=(said("delegation_offer"),), by=OPERATOR
     )
 
 
@@ -119,18 +119,18 @@ def offered(number: int = 1, *, jti: str = "offer", seq: int = 1, starter: Start
         envelope=envelope(jti, seq=seq),
         key=key,
         begin=begun(key, work=work.id),
-        happenings=("offer", "accept"),
+        transitions=("offer", "accept"),
         messages=(said("delegation_accept"),),
         accept=Accept(task=work, digest=fingerprint(work)[0], starter=starter),
     )
 
 
-def heard(*happenings: str, seq: int, jti: str | None = None, number: int = 1, **changes: Any) -> ReceiveFromPeer:
+def heard(*transitions: str, seq: int, jti: str | None = None, number: int = 1, **changes: Any) -> ReceiveFromPeer:
     """The provider says something of what we offered it."""
     return ReceiveFromPeer(
         envelope=envelope(jti or f"j{seq}", seq=seq),
         key=key_of(number),
-        happenings=happenings,
+        transitions=transitions,
         changes=DelegationChanges(**changes),
     )
 

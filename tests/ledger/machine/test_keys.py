@@ -244,9 +244,9 @@ class Recording:
         self._need(_delegation(key))
         return self._state.delegation(key)
 
-    def used(self, task_id: TaskId) -> dict[str, Any] | None:
+    def usage_so_far(self, task_id: TaskId) -> dict[str, Any] | None:
         assert task_id in self.tasks, f"reads the usage of {task_id}"
-        return self._state.used(task_id)
+        return self._state.usage_so_far(task_id)
 
     def delegations_live_count(self, peer: InstanceId) -> int:
         self._need(("peer", peer))

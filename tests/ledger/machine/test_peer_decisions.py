@@ -148,7 +148,7 @@ class TestWhoIsKnown:
             RemovePeer(id=id_of(9), by=OPERATOR),
             LearnPeer(id=id_of(9), by=OPERATOR, challenge=CHALLENGE),
             SucceedPeer(by=OPERATOR, old=id_of(9), keys_shown=bundle_of(8), vouched=True),
-            SendToPeer(key=key_of(1, peer=9), begin=begun(key_of(1, peer=9)), happenings=("offer",)),
+            SendToPeer(key=key_of(1, peer=9), begin=begun(key_of(1, peer=9)), transitions=("offer",)),
         ],
         ids=lambda command: type(command).__name__,
     )
@@ -272,12 +272,12 @@ class TestWhatIsHeard:
     def test_what_is_said_of_a_delegation_moves_it_in_order(self) -> None:
         pure = known()
         pure.do(offering())
-        for seq, happening, after in (
+        for seq, transition, after in (
             (1, "accept", DelegationState.ACCEPTED),
             (2, "status", DelegationState.RUNNING),
             (3, "result_completed", DelegationState.COMPLETED),
         ):
-            moved = pure.do(heard(happening, seq=seq)).moved
+            moved = pure.do(heard(transition, seq=seq)).moved
             assert moved is not None
             assert (moved.changed, moved.delegation.state, moved.delegation.received_seq) == (True, after, seq)
 
@@ -296,7 +296,7 @@ class TestWhatIsHeard:
         assert moved is not None
         assert (moved.changed, moved.delegation.received_seq) == (True, 4)
         key = key_of(2, role=DelegationRole.PROVIDER)
-        cancel = ReceiveFromPeer(envelope=envelope("j6", seq=6), key=key, happenings=("cancel",))
+        cancel = ReceiveFromPeer(envelope=envelope("j6", seq=6), key=key, transitions=("cancel",))
         assert refused(pure, cancel) == "out_of_order"
 
     def test_what_was_heard_before_in_another_envelope_is_taken_and_changes_nothing(self) -> None:
@@ -322,7 +322,7 @@ class TestWhatIsHeard:
         pure.do(offered(2))
         key = key_of(2, role=DelegationRole.PROVIDER)
         assert (
-            refused(pure, ReceiveFromPeer(envelope=envelope("j2", seq=2), key=key, happenings=("reject",)))
+            refused(pure, ReceiveFromPeer(envelope=envelope("j2", seq=2), key=key, transitions=("reject",)))
             == "illegal_move"
         )
 
@@ -351,7 +351,7 @@ class TestWhatIsHeard:
         pure = known(limits=Limits(delegations_kept_max=1))
         pure.do(offered(2))
         key = key_of(2, role=DelegationRole.PROVIDER)
-        pure.do(SendToPeer(key=key, happenings=("result_completed",)))
+        pure.do(SendToPeer(key=key, transitions=("result_completed",)))
         pure.do(offering(3))
         pure.do(heard("reject", seq=1, number=3))
         assert pure.state.delegation(key) is None
@@ -392,13 +392,13 @@ class TestWhatIsSaid:
         assert waiting(pure) == [(2, "2")]
 
     def test_of_what_is_not_known_nothing_is_told(self) -> None:
-        assert refused(known(), SendToPeer(key=key_of(5), happenings=("cancel",))) == "unknown_delegation"
+        assert refused(known(), SendToPeer(key=key_of(5), transitions=("cancel",))) == "unknown_delegation"
 
     def test_what_is_told_must_be_able_to_happen(self) -> None:
         pure = known()
         pure.do(offering())
         pure.do(heard("reject", seq=1))
-        assert refused(pure, SendToPeer(key=key_of(), happenings=("cancel",))) == "illegal_move"
+        assert refused(pure, SendToPeer(key=key_of(), transitions=("cancel",))) == "illegal_move"
 
     def test_nothing_is_said_to_a_peer_that_is_gone(self) -> None:
         pure = known()

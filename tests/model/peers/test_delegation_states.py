@@ -22,7 +22,7 @@ from covenant.model.peers.delegation import (
 from covenant.model.peers.delegation_messages import DelegationStatus
 from covenant.model.peers.instance import InstanceId
 
-HAPPENINGS = sorted({happening for table in DELEGATION_TRANSITIONS.values() for _, happening in table})
+TRANSITION_NAMES = sorted({transition for table in DELEGATION_TRANSITIONS.values() for _, transition in table})
 
 BY_TASK = {f"task_{outcome}" for outcome in OUTCOMES}
 
@@ -38,7 +38,7 @@ def reachable(role: DelegationRole, start: DelegationState | None) -> set[Delega
 
 @pytest.mark.parametrize("role", DelegationRole)
 def test_nothing_but_the_end_of_its_task_changes_an_ended_delegation(role: DelegationRole) -> None:
-    moves = {happening for before, happening in DELEGATION_TRANSITIONS[role] if before in ENDED}
+    moves = {transition for before, transition in DELEGATION_TRANSITIONS[role] if before in ENDED}
     assert moves == (BY_TASK if role is DelegationRole.REQUESTER else set())
     assert all(after in ENDED for (before, _), after in DELEGATION_TRANSITIONS[role].items() if before in ENDED)
 
@@ -55,16 +55,16 @@ def test_only_a_requester_loses_sight_of_the_other_side() -> None:
     assert DelegationState.LOST not in reachable(DelegationRole.PROVIDER, None)
 
 
-@given(st.sampled_from(DelegationRole), st.lists(st.sampled_from(HAPPENINGS), max_size=30))
-def test_whatever_happens_an_end_is_the_end(role: DelegationRole, happenings: list[str]) -> None:
+@given(st.sampled_from(DelegationRole), st.lists(st.sampled_from(TRANSITION_NAMES), max_size=30))
+def test_whatever_happens_an_end_is_the_end(role: DelegationRole, transitions: list[str]) -> None:
     state: DelegationState | None = None
-    for happening in happenings:
+    for transition in transitions:
         before = state
         try:
-            state = move(role, before, happening)
+            state = move(role, before, transition)
         except Conflict:
             continue
-        assert before not in ENDED or (happening in BY_TASK and state in ENDED)
+        assert before not in ENDED or (transition in BY_TASK and state in ENDED)
         assert state in DelegationState
 
 
@@ -99,13 +99,13 @@ LIVES: list[tuple[DelegationRole, list[Any]]] = [
 @pytest.mark.parametrize(("role", "life"), LIVES, ids=lambda value: "-".join(map(str, value)) if value else "")
 def test_a_life_ends_where_the_table_says(role: DelegationRole, life: list[Any]) -> None:
     state: DelegationState | None = None
-    for happening in life[:-1]:
-        state = move(role, state, happening)
+    for transition in life[:-1]:
+        state = move(role, state, transition)
     assert state is life[-1]
 
 
 @pytest.mark.parametrize(
-    ("role", "state", "happening"),
+    ("role", "state", "transition"),
     [
         (DelegationRole.REQUESTER, None, "accept"),
         (DelegationRole.REQUESTER, DelegationState.ACCEPTED, "reject"),
@@ -117,10 +117,10 @@ def test_a_life_ends_where_the_table_says(role: DelegationRole, life: list[Any])
     ],
 )
 def test_a_move_that_is_not_in_the_table_is_refused(
-    role: DelegationRole, state: DelegationState | None, happening: str
+    role: DelegationRole, state: DelegationState | None, transition: str
 ) -> None:
-    with pytest.raises(Conflict, match=happening):
-        move(role, state, happening)
+    with pytest.raises(Conflict, match=transition):
+        move(role, state, transition)
 
 
 def test_the_numbers_of_messages_are_stored_under_their_names_of_old() -> None:

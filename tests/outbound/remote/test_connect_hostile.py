@@ -21,6 +21,7 @@ from covenant.outbound.call_errors import (
     RemoteTimedOut,
 )
 from covenant.outbound.remote import a2a_transport
+from covenant.outbound.remote.task_follower import FAILURES_MAX
 from covenant.wire.a2a.card_codec import BadCard
 from tests.outbound.http_servers import HERE, Request, always, http_server, redirect, reply
 from tests.outbound.remotes import CONTEXT, TASK, Called, card, chunk, hand_made, status, task, timed_out
@@ -622,7 +623,7 @@ async def test_an_answer_about_another_task_than_the_asked_one_is_refused(method
 
     async with hand_made(behave, stops=False) as hand, hand.connect() as remote:
         ask = remote.get if method == "GetTask" else remote.cancel
-        with pytest.raises(RemoteRefused, match="told of task task-2 instead of task task-1") as raised:
+        with pytest.raises(RemoteRefused, match="reported task task-2 instead of task task-1") as raised:
             await ask(TASK)
         assert (hand.methods, raised.value.code) == ([method], "bad_answer")
 
@@ -689,18 +690,57 @@ async def test_a_stream_of_comments_alone_does_not_hide_how_the_task_goes_on(res
 
 
 @pytest.mark.usefixtures("_soon_quiet")
-async def test_a_stream_of_comments_alone_from_the_start_is_left() -> None:
+@pytest.mark.parametrize("key", [None, "k"])
+async def test_an_answer_may_take_longer_than_a_stream_is_quiet_and_is_asked_for_once(key: str | None) -> None:
+    """Many agents think for minutes, and then answer with a message, without a task."""
+    over = asyncio.Event()
+
+    async def behave(called: Called) -> None:
+        called.open()
+        asyncio.get_running_loop().call_later(5 * a2a_transport.QUIET_S, over.set)
+        await comment(called, over)
+        called.frame({"message": {"messageId": "m", "role": "ROLE_AGENT", "parts": [{"text": "done"}]}})
+        await called.close()
+
+    async with hand_made(behave) as hand, hand.connect(timeout_s=BOUND_S) as remote:
+        assert (await remote.send("go", idempotency_key=key)).text == "done"
+        assert hand.methods == ["SendStreamingMessage"]
+
+
+@pytest.mark.usefixtures("_soon_quiet")
+async def test_a_stream_of_comments_alone_holds_its_caller_no_longer_than_the_call_may_take() -> None:
     over = asyncio.Event()
 
     async def behave(called: Called) -> None:
         called.open()
         await comment(called, over)
 
-    async with hand_made(behave) as hand, hand.connect(timeout_s=BOUND_S) as remote:
-        with pytest.raises(OutcomeUnknown, match="no event in time"):
+    async with hand_made(behave) as hand, hand.connect(timeout_s=0.5) as remote:
+        with pytest.raises(RemoteTimedOut):
             await remote.send("go")
         assert hand.methods == ["SendStreamingMessage"]
         over.set()
+
+
+@pytest.mark.usefixtures("_soon_quiet")
+async def test_a_remote_that_tells_of_its_task_only_now_and_then_is_followed_for_as_long_as_its_stream_lives() -> None:
+    over = asyncio.Event()
+
+    async def behave(called: Called) -> None:
+        if called.method == "GetTask":
+            looks = hand.methods.count("GetTask")
+            called.answer({}, 503) if looks % 2 else called.result(task())
+            if looks > 2 * FAILURES_MAX:
+                over.set()
+            return
+        called.open()
+        called.frame({"task": task()})
+        await comment(called, over)
+        called.frame(status("COMPLETED"))
+        await called.close()
+
+    async with hand_made(behave) as hand, hand.connect(timeout_s=BOUND_S) as remote:
+        assert (await remote.send("go")).ok
 
 
 @pytest.mark.usefixtures("_soon_quiet")

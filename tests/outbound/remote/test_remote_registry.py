@@ -29,7 +29,7 @@ def test_an_entry_is_read(tmp_path: Path) -> None:
     write(tmp_path, {"weather": {"url": "https://w.example/a2a", "auth": auth, "timeout": 5, "headers": {"X": "y"}}})
     entry = RemoteRegistry(tmp_path).entry("weather")
     assert (entry.url, entry.timeout, entry.headers) == ("https://w.example/a2a", 5, {"X": "y"})
-    assert (entry.token({"W": "secret"}), entry.token({}), entry.place) == ("secret", None, "w.example:443")
+    assert (entry.token({"W": "secret"}), entry.token({}), entry.host_and_port) == ("secret", None, "w.example:443")
 
 
 def test_a_token_in_the_file_wins_and_is_not_shown(tmp_path: Path) -> None:
@@ -115,8 +115,8 @@ def test_whoever_reads_it_is_told_once_for_each_change(tmp_path: Path) -> None:
 def test_a_variable_that_is_not_set_is_named(tmp_path: Path) -> None:
     write(tmp_path, {"w": {"url": "https://w.example", "auth": {"token_env": "W"}}, "x": {"url": "https://x.example"}})
     remotes = RemoteRegistry(tmp_path)
-    assert (remotes.entry("w").missing({}), remotes.entry("w").missing({"W": "t"})) == ("W", None)
-    assert remotes.entry("x").missing({}) is None
+    assert (remotes.entry("w").missing_variable({}), remotes.entry("w").missing_variable({"W": "t"})) == ("W", None)
+    assert remotes.entry("x").missing_variable({}) is None
 
 
 def test_an_entry_belongs_to_the_first_tenant_unless_it_lists_its_tenants(tmp_path: Path) -> None:

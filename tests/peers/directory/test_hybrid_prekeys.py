@@ -144,7 +144,7 @@ async def test_what_is_fetched_is_sealed_to_the_hybrid_key_of_the_poll(tmp_path:
         assert (await refused(a.inbox.poll(poll(b, a, stolen), None))).code == "bad_keys"
         polled = await a.inbox.poll(poll(b, a, b.keyring.hybrid_prekey(b.clock())), None)
         (envelope,) = polled.envelopes
-        taken = await b.inbox.take(bytes(envelope))
+        taken = await b.inbox.receive_fetched(bytes(envelope))
         assert taken.ack is not None
 
 
@@ -167,7 +167,7 @@ def test_prekeys_of_both_suites_are_made_each_day_and_erased() -> None:
     bundle = ring.bundle(NOW)
     assert bundle_holds(bundle, ring.id, NOW)
     assert (bundle.versions, {each.suite for each in bundle.prekeys}) == (HYBRID_VERSIONS, {SUITE})
-    assert not ring.due(NOW + PREKEY_PERIOD_MS - 1)
+    assert not ring.is_due(NOW + PREKEY_PERIOD_MS - 1)
     ring.rotate(NOW + PREKEY_PERIOD_MS)
     assert len(saved) == 4
     assert ring.hybrid_prekey(NOW + PREKEY_PERIOD_MS) != first
@@ -196,7 +196,7 @@ def test_one_that_has_become_classic_shows_no_hybrid_key_and_still_opens() -> No
 def test_a_home_of_an_earlier_release_gets_its_hybrid_key() -> None:
     ring, saved = saved_ring(hybrid=False)
     again = InstanceKeys(ring.private_key, saved, lambda _: None, hybrid=True)
-    assert again.due(NOW)
+    assert again.is_due(NOW)
     assert again.hybrid_prekey(NOW) is not None
 
 

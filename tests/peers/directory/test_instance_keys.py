@@ -234,3 +234,20 @@ def test_a_peer_that_says_again_and_again_that_our_keys_are_void_replaces_them_o
             assert not keyring.renew_void(then_ms + hours * HOUR)
         assert keyring.void_before_ms == then_ms
         keyring.adopt_purpose_keys(restored)
+
+
+def test_keys_that_could_not_be_replaced_are_replaced_when_a_peer_says_again_that_they_are_void() -> None:
+    disk_full = True
+
+    def save(_: object) -> None:
+        if disk_full:
+            raise OSError(28, "No space left on device")
+
+    keyring, _ = ring()
+    restored = PurposeKeySet(keyring.purpose_keys())
+    keyring = InstanceKeys(keyring.private_key, (), Saved(), purpose_keys=restored, save_purpose_keys=save)
+    with pytest.raises(OSError, match="No space"):
+        keyring.renew_void(NOW + HOUR)
+    disk_full = False
+    assert keyring.renew_void(NOW + HOUR)
+    assert not keyring.renew_void(NOW + 2 * HOUR)

@@ -15,7 +15,7 @@ from covenant.model.errors import Refusal
 from covenant.model.peers.delegation import Peer, PeerLimits, ReceivedEnvelope
 from covenant.model.peers.delegation_messages import CapabilityQuery, CapabilityResponse, DelegationOffer, Profile
 from covenant.model.peers.instance import SUPPORTED_VERSIONS, InstanceId, Trust
-from covenant.peers.directory.handshake import answer
+from covenant.peers.directory.handshake import capability_response
 from covenant.peers.provider.offer_admission import OfferedProfiles, OfferFacts, OfferRate, judge_offer
 from covenant.peers.transport.peer_client import PeerCallFailed
 from covenant.seal.identity import PREKEY_PERIOD_MS, InstanceIdentity, sign_bundle, sign_change
@@ -583,7 +583,7 @@ class TestAnswers:
         """B's answer to A, as B's own code makes it."""
         query = CapabilityQuery(nonce=asked, versions=SUPPORTED_VERSIONS)
         of_a = Peer(id=a.id, name="a", trust=Trust.VERIFIED)
-        made = answer(query, of_a, OFFERING, b.keyring, token=None, life_ms=60_000, now_ms=b.clock())
+        made = capability_response(query, of_a, OFFERING, b.keyring, token=None, life_ms=60_000, now_ms=b.clock())
         changed = msgspec.structs.replace(made, **changes)
         return sign_capabilities(PurposeKey(b.keyring.private_key), changed) if changes else made
 

@@ -7,8 +7,8 @@ from covenant.model.ids import check_display, check_pubkey
 from covenant.model.peers.delegation import Peer
 from covenant.peers.directory.peer_directory import (
     PeerEntry,
-    apart,
     check_name,
+    distinct_name,
     name_from,
     read_peer_entry,
     read_peer_url,
@@ -94,8 +94,8 @@ def test_a_name_that_could_be_taken_for_something_else_is_refused(name: str) -> 
 )
 def test_a_peer_is_called_what_it_says_as_far_as_that_can_be_a_name(said: str, name: str) -> None:
     assert check_name(name_from(said, ID)) == name
-    assert check_name(apart(name, ID)).endswith(ID[-8:])
-    assert len(apart("x" * 64, ID)) == 64
+    assert check_name(distinct_name(name, ID)).endswith(ID[-8:])
+    assert len(distinct_name("x" * 64, ID)) == 64
 
 
 def test_a_peer_is_an_agent_with_a_name_and_its_own_key_once_that_is_known() -> None:

@@ -52,7 +52,7 @@ async def main(private_key: str, port: str, interface: str, look_again_s: str) -
         now_ms=now_ms,
         fetcher=Fetcher(AddressGuard((), resolver=unresolved), OutboundSettings()),
         look_again_s=float(look_again_s),
-        announcement=us.announces(int(port), listens=("0.0.0.0",)),
+        announcement=us.announces(int(port), listen_addresses=("0.0.0.0",)),
     )
     await found.start()
     telling = asyncio.create_task(tell(found))

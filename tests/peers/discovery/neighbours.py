@@ -48,7 +48,7 @@ class Neighbour:
         return TxtRecord(**{**given, **changes})
 
     def announces(self, port: int, **changes: Any) -> Announcement:
-        return Announcement(**{"record": self.says(), "port": port, "listens": (HERE,), **changes})
+        return Announcement(**{"record": self.says(), "port": port, "listen_addresses": (HERE,), **changes})
 
     def bundle(self) -> KeyBundle:
         now = now_ms()

@@ -116,7 +116,7 @@ def test_a_goodbye_removes_what_was_announced_under_that_name() -> None:
     candidates = Candidates(US.id)
     candidates.add(ALPHA.candidate(HERE), group="alpha")
     candidates.add(BETA.candidate(THERE), group="beta")
-    candidates.remove("alpha")
+    candidates.remove_group("alpha")
     assert list(conflicts(candidates)) == [THERE]
 
 
@@ -137,10 +137,10 @@ def test_another_address_under_the_same_name_does_not_quietly_take_the_place_of_
 
 def test_a_whole_look_up_replaces_what_the_last_one_found_and_a_partial_one_does_not() -> None:
     candidates = Candidates(US.id)
-    candidates.found([ALPHA.candidate(HERE), BETA.candidate(THERE)], group="a", whole=True)
-    candidates.found([ALPHA.candidate(HERE)], group="a", whole=False)
+    candidates.add_found([ALPHA.candidate(HERE), BETA.candidate(THERE)], group="a", whole=True)
+    candidates.add_found([ALPHA.candidate(HERE)], group="a", whole=False)
     assert len(candidates) == 2
-    candidates.found([ALPHA.candidate(HERE)], group="a", whole=True)
+    candidates.add_found([ALPHA.candidate(HERE)], group="a", whole=True)
     assert list(conflicts(candidates)) == [HERE]
 
 

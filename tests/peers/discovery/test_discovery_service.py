@@ -4,7 +4,7 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,18 @@ from covenant.peers.discovery.discovery_service import IdentityNotShown
 from covenant.peers.peer_settings import PeerSettings
 from covenant.wire.peers import IDENTITY_PATH
 from tests.outbound.dns_server import NameServer, name_server
-from tests.outbound.http_servers import HERE, Request, always, by_path, fetcher, http_server, redirect, reply, silence
+from tests.outbound.http_servers import (
+    HERE,
+    LIMITS,
+    Request,
+    always,
+    by_path,
+    fetcher,
+    http_server,
+    redirect,
+    reply,
+    silence,
+)
 from tests.peers.discovery.neighbours import Neighbour, announcing, discovery, heard, of, until
 from tests.peers.discovery.zones import DOMAIN, Zone
 from tests.waits import BOUND_S
@@ -58,6 +69,19 @@ async def test_it_is_asked_when_discovery_starts_without_being_waited_for() -> N
         (before,) = finding.candidates()
         assert (before.note, before.instance_id) == (CandidateNote.NOT_ASKED, "")
         await heard(finding, ALPHA.id)
+
+
+class FaultyObserver:
+    def sent(self, method: str, url: str, headers: Mapping[str, str], content: bytes) -> None:
+        raise RuntimeError("the observer failed")
+
+
+async def test_discovery_stops_cleanly_after_a_scan_that_failed_by_a_defect() -> None:
+    async with fetcher() as calls:
+        faulty = calls.observed(FaultyObserver(), LIMITS)
+        async with discovery(static("http://127.0.0.1:8421"), US, by=faulty) as finding:
+            with pytest.raises(ExceptionGroup):
+                await finding.scan()
 
 
 async def test_another_key_at_the_address_of_a_known_peer_is_a_conflict_and_the_peer_keeps_everything() -> None:

@@ -30,13 +30,13 @@ def zone(server: NameServer) -> Zone:
     return Zone(server)
 
 
-def browser(server: NameServer, patience_s: float = 10.0) -> DomainBrowser:
-    return DomainBrowser([(ip_address("127.0.0.1"), server.port)], patience_s=patience_s)
+def browser(server: NameServer, timeout_s: float = 10.0) -> DomainBrowser:
+    return DomainBrowser([(ip_address("127.0.0.1"), server.port)], timeout_s=timeout_s)
 
 
-async def look_up(server: NameServer, patience_s: float = 10.0) -> DomainListing:
+async def look_up(server: NameServer, timeout_s: float = 10.0) -> DomainListing:
     async with asyncio.timeout(BOUND_S):
-        return await browser(server, patience_s).look_up(DOMAIN, NOW)
+        return await browser(server, timeout_s).look_up(DOMAIN, NOW)
 
 
 async def test_an_instance_that_the_domain_lists_is_found_with_all_that_is_said_of_it(
@@ -181,7 +181,7 @@ def silent(query: dns.message.Message, reply: dns.message.Message, before: int) 
 
 async def test_a_name_server_that_says_nothing_is_a_failure_in_bounded_time(server: NameServer) -> None:
     server.speak[f"{SERVICE}.{DOMAIN}"] = silent
-    listed = await look_up(server, patience_s=0.3)
+    listed = await look_up(server, timeout_s=0.3)
     assert (listed.candidates, listed.failure is not None) == ((), True)
 
 
@@ -189,7 +189,7 @@ async def test_what_was_found_before_time_ran_out_is_kept(server: NameServer, zo
     zone.lists("a", "b")
     zone.offers("a", ALPHA.says(), "0 0 8421 alpha.example.")
     server.speak[instance("b").removesuffix(".")] = silent
-    listed = await look_up(server, patience_s=1.0)
+    listed = await look_up(server, timeout_s=1.0)
     assert [each.instance_id for each in listed.candidates] == [ALPHA.id]
     assert listed.failure == "1 of 2 instances could not be looked up"
 
@@ -197,7 +197,7 @@ async def test_what_was_found_before_time_ran_out_is_kept(server: NameServer, zo
 @pytest.mark.parametrize("garbage", [b"", b"\x00", b"\xff" * 40])
 async def test_a_name_server_that_talks_nonsense_is_a_failure(server: NameServer, garbage: bytes) -> None:
     server.speak[f"{SERVICE}.{DOMAIN}"] = lambda query, reply, before: reply.to_wire()[:2] + garbage
-    assert (await look_up(server, patience_s=0.5)).failure
+    assert (await look_up(server, timeout_s=0.5)).failure
 
 
 async def test_a_name_server_that_refuses_is_a_failure(server: NameServer) -> None:
@@ -206,7 +206,7 @@ async def test_a_name_server_that_refuses_is_a_failure(server: NameServer) -> No
         return reply.to_wire()
 
     server.speak[f"{SERVICE}.{DOMAIN}"] = refuse
-    assert (await look_up(server, patience_s=2.0)).failure
+    assert (await look_up(server, timeout_s=2.0)).failure
 
 
 async def test_an_international_domain_is_asked_for_in_its_ascii_form(server: NameServer) -> None:

@@ -11,7 +11,7 @@ import uvloop
 from covenant.model.peers.instance import SUPPORTED_VERSIONS
 from covenant.peers.discovery.candidates import CandidateConflict, CandidateNote
 from covenant.peers.discovery.discovery_service import Discovery
-from covenant.peers.discovery.mdns import LABEL_BYTES_MAX, _label, _place, addresses_of
+from covenant.peers.discovery.mdns import LABEL_BYTES_MAX, _host_to_call, _label, addresses_of
 from covenant.peers.peer_settings import PeerSettings
 from tests.outbound.http_servers import HERE
 from tests.peers.discovery.neighbours import (
@@ -224,8 +224,8 @@ async def test_only_addresses_that_an_instance_may_have_are_taken(alpha: Neighbo
 
 
 def test_the_loopback_of_somebody_else_is_not_ours_to_call() -> None:
-    assert _place("beta.local", ["127.0.0.1"], loopback=False) == (None, CandidateNote.NO_USABLE_ADDRESS)
-    assert _place("beta.local", ["127.0.0.1"], loopback=True) == ("127.0.0.1", None)
+    assert _host_to_call("beta.local", ["127.0.0.1"], loopback=False) == (None, CandidateNote.NO_USABLE_ADDRESS)
+    assert _host_to_call("beta.local", ["127.0.0.1"], loopback=True) == ("127.0.0.1", None)
 
 
 async def test_a_host_with_a_name_of_its_own_is_left_to_dns(alpha: Neighbour, beta: Neighbour) -> None:
@@ -245,7 +245,9 @@ async def test_an_interface_that_is_not_there_is_shown_and_stops_nothing(alpha: 
 
 
 async def test_a_door_that_listens_elsewhere_is_not_announced(alpha: Neighbour) -> None:
-    async with discovery(LOOPBACK, alpha, announcement=alpha.announces(8421, listens=("10.9.9.9",))) as finding:
+    async with discovery(
+        LOOPBACK, alpha, announcement=alpha.announces(8421, listen_addresses=("10.9.9.9",))
+    ) as finding:
         await until(finding, lambda: "not announced" in "".join(failures(finding)))
         assert announced(finding) is None
 

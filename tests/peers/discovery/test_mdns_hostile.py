@@ -12,7 +12,7 @@ import dns.rrset
 import pytest
 
 from covenant.peers.discovery.discovery_service import Discovery
-from covenant.peers.discovery.mdns import HEARD_MAX, SERVICE_TYPE
+from covenant.peers.discovery.mdns import SERVICE_TYPE, SERVICES_MAX
 from tests.outbound.http_servers import HERE
 from tests.peers.discovery.neighbours import LOOPBACK, Neighbour, announcing, discovery, heard, of, until
 
@@ -58,7 +58,7 @@ async def test_a_flood_of_names_that_lead_nowhere_keeps_nobody_from_being_heard(
     us, honest = Neighbour(), Neighbour()
     async with discovery(LOOPBACK, us) as finding:
         await listening(finding)
-        for first in range(0, 2 * HEARD_MAX, 50):
+        for first in range(0, 2 * SERVICES_MAX, 50):
             sender.sendto(packet(pointer(*(named(b"nobody-%d" % n) for n in range(first, first + 50)))), GROUP)
             await asyncio.sleep(0)
         async with announcing(f"honest {honest.id[-8:]}", honest.says()):

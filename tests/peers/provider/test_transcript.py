@@ -29,9 +29,9 @@ TASK = make_task(1)
 DONE = Ended(Ending.COMPLETED, Result.ok(task_id(1), "the end"))
 
 
-def transcribed(happenings: Iterable[Any]) -> tuple[TranscriptEntry, ...]:
+def transcribed(transitions: Iterable[Any]) -> tuple[TranscriptEntry, ...]:
     transcriber = TranscriptBuilder()
-    for number, what in enumerate(happenings, 1):
+    for number, what in enumerate(transitions, 1):
         transcriber.add(Step(number, 1_000 + number, what))
     return transcriber.entries(lambda seq: f"salt-{seq}")
 

@@ -12,9 +12,11 @@ import pytest
 
 from covenant.ledger.machine.peer_commands import LearnPeer, SendToPeer
 from covenant.model.peers.delegation import DelegationKey, DelegationRole
+from covenant.peers.directory.instance_keys import InstanceKeys
+from covenant.peers.transport.inbox import ALL_LOOK_UPS_PER_MIN
 from covenant.seal.envelope import RELAYED_LIFE_MS_MAX
 from covenant.seal.identity import ENVELOPE_LIFE_MS_MAX, sign_change
-from covenant.seal.keys import from_base64url
+from covenant.seal.keys import from_base64url, new_private_key
 from covenant.wire.peers import ACKS, Ack, DeliveryAcks, encode
 from tests.ledger_contract.samples import OPERATOR
 from tests.outbound.http_servers import Answer, Request, Served, always, http_server, reply
@@ -81,7 +83,7 @@ async def depositing(folder: Path, answer: Answer) -> AsyncIterator[TransportUnd
 async def noted(alice: TransportUnderTest, bob: TransportUnderTest) -> None:
     """The relay's answer has been heard."""
     async with asyncio.timeout(BOUND_S):
-        while not alice.outbox._rounds[bob.id].deposits:  # noqa: ASYNC110  (nothing tells of it)
+        while not alice.outbox._deliveries[bob.id].deposits:  # noqa: ASYNC110  (nothing tells of it)
             await asyncio.sleep(0)
 
 
@@ -103,9 +105,9 @@ async def test_a_message_waits_until_its_recipient_says_that_it_has_it(tmp_path:
             lives = {header["exp"] - header["iat"] for header in relay.headers}
             assert lives == {RELAYED_LIFE_MS_MAX}
             assert len(await alice.ledger.peer_outbox(bob.id)) == 2
-            await alice.inbox.take(acks(bob, alice, 1, 1), relayed=True)
+            await alice.inbox.receive_fetched(acks(bob, alice, 1, 1), relayed=True)
             assert [each.seq for each in await alice.ledger.peer_outbox(bob.id)] == [2]
-            await alice.inbox.take(acks(bob, alice, 1, 2), relayed=True)
+            await alice.inbox.receive_fetched(acks(bob, alice, 1, 2), relayed=True)
             await alice.delivered()
         assert len(relay.headers) == 2
 
@@ -121,7 +123,7 @@ async def test_while_the_relay_keeps_a_message_the_latest_status_waits_and_nothi
             SendToPeer(
                 key=of,
                 begin=begun(DelegationRole.PROVIDER, bob.id, 1),
-                happenings=("offer", "accept", "start"),
+                transitions=("offer", "accept", "start"),
                 messages=(said(accept(1)),),
             )
         )
@@ -139,7 +141,7 @@ async def test_while_the_relay_keeps_a_message_the_latest_status_waits_and_nothi
             acked = bob.keyring.seal(
                 encode(said_so), typ=ACKS, to=alice.id, prekey=alice.prekey(), now_ms=bob.clock(), relayed=True
             )
-            await alice.inbox.take(acked, relayed=True)
+            await alice.inbox.receive_fetched(acked, relayed=True)
             await relay.count(3)
             await noted(alice, bob)
             await alice.ledger.commit(SendToPeer(key=of, messages=(said(result(1)),)))
@@ -179,7 +181,7 @@ async def test_one_that_is_heard_from_and_does_not_have_it_is_sent_it_again(
             await noted(alice, bob)
             alice.clock.ahead_ms += 60_001
             bob.clock.ahead_ms += 60_001
-            await alice.inbox.take(acks(bob, alice, 9, 1), relayed=True)
+            await alice.inbox.receive_fetched(acks(bob, alice, 9, 1), relayed=True)
             await relay.count(2)
         assert [header["seq"] for header in relay.headers] == [1, 1]
 
@@ -196,10 +198,10 @@ async def test_one_that_was_heard_from_before_and_does_not_have_it_is_sent_it_ag
             await alice.offers(bob.id, 1)
             await relay.count(1)
             await noted(alice, bob)
-            await alice.inbox.take(acks(bob, alice, 9, 1), relayed=True)
+            await alice.inbox.receive_fetched(acks(bob, alice, 9, 1), relayed=True)
             heard = alice.ledger.peer(bob.id)
             async with asyncio.timeout(BOUND_S):
-                while heard is None or alice.outbox._rounds[bob.id].heard_at_ms != heard.heard_at_ms:  # noqa: ASYNC110
+                while heard is None or alice.outbox._deliveries[bob.id].heard_at_ms != heard.heard_at_ms:  # noqa: ASYNC110
                     await asyncio.sleep(0)  # nothing tells of it
             alice.clock.ahead_ms += 60_001
             await alice.offers(bob.id, 2)
@@ -234,9 +236,9 @@ async def test_only_what_was_fetched_from_a_relay_may_live_for_a_day(tmp_path: P
         envelope = acks(bob, alice, 1, 1)
         with pytest.raises(Exception, match=f"lives {ENVELOPE_LIFE_MS_MAX} ms at most"):
             await alice.inbox.receive(envelope, None)
-        await alice.inbox.take(envelope, relayed=True)
+        await alice.inbox.receive_fetched(envelope, relayed=True)
         with pytest.raises(Exception, match="was received before"):
-            await alice.inbox.take(envelope, relayed=True)
+            await alice.inbox.receive_fetched(envelope, relayed=True)
 
 
 async def test_an_envelope_of_a_void_key_is_refused_also_if_it_was_relayed(
@@ -251,7 +253,7 @@ async def test_an_envelope_of_a_void_key_is_refused_also_if_it_was_relayed(
             body, typ=ACKS, to=alice.id, prekey=prekey, now_ms=bob.clock(), relayed=True, certified=True
         )
         with pytest.raises(Exception, match="has declared this key void"):
-            await alice.inbox.take(sealed, relayed=True)
+            await alice.inbox.receive_fetched(sealed, relayed=True)
 
 
 async def test_a_stranger_that_writes_much_keeps_nobody_from_being_followed_to_a_new_identity(
@@ -271,10 +273,25 @@ async def test_a_stranger_that_writes_much_keeps_nobody_from_being_followed_to_a
         transport_under_test(tmp_path / "mallory") as mallory,
         transport_under_test(tmp_path / "carl", settings=replace(QUICK, relay=f"relay={relay.url()}")) as carl,
     ):
-        shown = encode(alice.directory.introduction(""))
+        shown = encode(alice.keyring.introduction(alice.clock()))
         await carl.knows(before, url=None)
         for _ in range(50):
-            assert not await carl.inbox.follows(mallory.sealed(cancel(1), carl, seq=1))
+            assert not await carl.inbox.follow_sender(mallory.sealed(cancel(1), carl, seq=1))
         assert len(relay.requests) < 50
-        assert await carl.inbox.follows(alice.sealed(cancel(1), carl, seq=1))
+        assert await carl.inbox.follow_sender(alice.sealed(cancel(1), carl, seq=1))
         assert [peer.id for peer in carl.ledger.peers()] == [alice.id]
+
+
+async def test_a_relay_that_makes_up_senders_has_a_bounded_number_of_them_looked_up(tmp_path: Path) -> None:
+    async with (
+        http_server(always(reply(404))) as relay,
+        transport_under_test(tmp_path / "carl", settings=replace(QUICK, relay=f"relay={relay.url()}")) as carl,
+    ):
+        prekey = carl.prekey()
+        for _ in range(ALL_LOOK_UPS_PER_MIN + 10):
+            made_up, now_ms = InstanceKeys(new_private_key(), (), lambda _: None), carl.clock()
+            body = made_up.seal(
+                encode(cancel(1)), typ="delegation_cancel", to=carl.id, prekey=prekey, now_ms=now_ms, seq=1
+            )
+            assert not await carl.inbox.follow_sender(body)
+        assert len(relay.requests) == ALL_LOOK_UPS_PER_MIN

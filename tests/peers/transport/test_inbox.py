@@ -226,7 +226,7 @@ async def test_what_is_too_large_is_refused_before_it_is_read(
     alice: TransportUnderTest, bob: TransportUnderTest
 ) -> None:
     assert (await refuse(bob, b" " * (ENVELOPE_BYTES_MAX + 1))).code == "refused"
-    assert (await bob.inbox.too_large("elsewhere")).code == "refused"
+    assert (await bob.inbox.refuse_too_large("elsewhere")).code == "refused"
     assert await codes(bob) == ["too_large"] * 2
 
 
@@ -316,7 +316,7 @@ async def test_a_question_is_answered_at_once_and_sealed_to_the_keys_that_it_bri
     received = await bob.inbox.receive(alice.sealed(query, bob), None)
     await alice.knows(bob)
     assert isinstance(received.envelope, msgspec.Raw)
-    refusal = await refused(alice.inbox.take(bytes(received.envelope)))
+    refusal = await refused(alice.inbox.receive_fetched(bytes(received.envelope)))
     assert refusal.code == "challenge_over", "it opens; and alice has not asked by this question"
 
 

@@ -96,7 +96,7 @@ async def test_a_whole_delegation_goes_by_one_reachable_side(
         await alice.offers(bob.id)
         await bob.provider.until(1)
         await bob.says(
-            DelegationRole.PROVIDER, alice.id, 1, accept(), status(1, 1), result(), happenings=("result_completed",)
+            DelegationRole.PROVIDER, alice.id, 1, accept(), status(1, 1), result(), transitions=("result_completed",)
         )
         await alice.requester.until(3)
         await bob.delivered()
@@ -111,10 +111,10 @@ async def test_what_was_handed_out_waits_until_it_is_acknowledged(
     first, again = await fetch(bob, alice), await fetch(bob, alice)
     assert len(first) == len(again) == 2
     assert not set(first) & set(again), "each time sealed anew"
-    acks = [(await bob.inbox.take(each)).ack for each in again]
+    acks = [(await bob.inbox.receive_fetched(each)).ack for each in again]
     assert acks == [Ack(role=DelegationRole.REQUESTER, offer_id=offer_id(1), seq=seq) for seq in (1, 2)]
     for each in first:
-        assert (await bob.inbox.take(each)).ack is not None, "what comes twice is acknowledged twice"
+        assert (await bob.inbox.receive_fetched(each)).ack is not None, "what comes twice is acknowledged twice"
     assert [seq for *_, seq in bob.provider.heard] == [1, 2]
     assert len(await alice.ledger.peer_outbox(bob.id)) == 2
     assert acks[0] is not None
@@ -239,7 +239,7 @@ async def test_an_answer_is_bounded_in_number_and_size(alice: TransportUnderTest
     await alice.inbox.receive(bob.sealed(offer(51), alice, seq=1), None)
     for number in (50, 51):
         await alice.says(
-            DelegationRole.PROVIDER, bob.id, number, result(number, large), happenings=("result_completed",)
+            DelegationRole.PROVIDER, bob.id, number, result(number, large), transitions=("result_completed",)
         )
     sizes = [len(each) for each in await fetch(bob, alice)]
     assert len(sizes) == 18
@@ -249,7 +249,7 @@ async def test_an_answer_is_bounded_in_number_and_size(alice: TransportUnderTest
 async def test_what_is_larger_than_an_answer_comes_alone(alice: TransportUnderTest, bob: TransportUnderTest) -> None:
     await alice.inbox.receive(bob.sealed(offer(50), alice, seq=1), None)
     large = "é" * 3_900_000
-    await alice.says(DelegationRole.PROVIDER, bob.id, 50, result(50, large), happenings=("result_completed",))
+    await alice.says(DelegationRole.PROVIDER, bob.id, 50, result(50, large), transitions=("result_completed",))
     await bob.offers(alice.id, 50)
     async with delivering(bob):
         await bob.requester.until(1)
@@ -265,7 +265,7 @@ async def test_what_a_peer_cannot_take_holds_up_nothing_else(
         key = DelegationKey(DelegationRole.REQUESTER, bob.id, offer_id(number))
         begin = begun(DelegationRole.REQUESTER, bob.id, number)
         await alice.ledger.commit(
-            SendToPeer(key=key, begin=begin, happenings=("offer",), messages=(said(cancel(number)),))
+            SendToPeer(key=key, begin=begin, transitions=("offer",), messages=(said(cancel(number)),))
         )
     await alice.offers(bob.id, 500)
     async with delivering(bob):
@@ -327,7 +327,7 @@ async def test_a_restart_of_either_side_between_handing_out_and_acknowledging_lo
         await bob.knows(alice)
         await alice.offers(bob.id, 1, cancel(1))
         envelopes = await fetch(bob, alice)
-        await bob.inbox.take(envelopes[0])
+        await bob.inbox.receive_fetched(envelopes[0])
         keys = (alice.keys, bob.keys)
     async with (
         transport_under_test(tmp_path / "alice", keys[0]) as alice,
@@ -362,3 +362,30 @@ async def test_a_peer_that_answers_at_once_with_nothing_to_take_is_not_asked_wit
                 for _ in range(4):
                     await asyncio.wait_for(came.acquire(), BOUND_S)
                 assert loop.time() - began >= 3 * 0.1
+
+
+async def test_a_relay_that_had_an_envelope_is_asked_again_without_a_pause(
+    tmp_path: Path, alice: TransportUnderTest, bob: TransportUnderTest
+) -> None:
+    asked = asyncio.Semaphore(0)
+    waiting: list[bytes] = []
+
+    async def hand_out(_: Request, writer: asyncio.StreamWriter) -> None:
+        relayed = b",".join(b'{"id": "%032x", "envelope": %b}' % (1, waiting.pop()) for _ in waiting[:1])
+        writer.write(reply(200, b'{"envelopes": [], "relayed": [%b]}' % relayed))
+        asked.release()
+
+    async with http_server(hand_out) as served:
+        never_ms = int(10_000 * BOUND_S)
+        settings = replace(FETCHING, retry_first_ms=never_ms, relay=f"relay={served.url()}", poll=())
+        async with transport_under_test(tmp_path / "carl", settings=settings) as carl:
+            await carl.knows(bob, url=None)
+            ack = Ack(role=DelegationRole.REQUESTER, offer_id=offer_id(1), seq=1)
+            told = polling.encode(polling.DeliveryAcks(acks=(ack,)))
+            waiting.append(
+                bob.keyring.seal(told, typ=polling.ACKS, to=carl.id, prekey=carl.prekey(), now_ms=bob.clock())
+            )
+            await carl.knows(alice, url=served.url().rstrip("/"))
+            async with delivering(carl):
+                for _ in range(2):
+                    await asyncio.wait_for(asked.acquire(), BOUND_S)

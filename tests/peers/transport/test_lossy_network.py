@@ -176,5 +176,5 @@ async def _converse(alice: TransportUnderTest, bob: TransportUnderTest, *, first
         await alice.says(DelegationRole.REQUESTER, bob.id, number, cancel(number))
     await alice.delivered()
     for number in numbers:
-        await bob.says(DelegationRole.PROVIDER, alice.id, number, result(number), happenings=("result_completed",))
+        await bob.says(DelegationRole.PROVIDER, alice.id, number, result(number), transitions=("result_completed",))
     await bob.delivered()

@@ -109,7 +109,7 @@ async def test_two_instances_talk_to_each_other(alice: TransportUnderTest, bob: 
         await alice.offers(bob.id)
         await bob.provider.until(1)
         await bob.says(DelegationRole.PROVIDER, alice.id, 1, accept(), status(1, 1), status(1, 2))
-        await bob.says(DelegationRole.PROVIDER, alice.id, 1, result(), happenings=("result_completed",))
+        await bob.says(DelegationRole.PROVIDER, alice.id, 1, result(), transitions=("result_completed",))
         await alice.requester.until(4)
         await bob.delivered()
     assert [seq for *_, seq in alice.requester.heard] == [1, 2, 3, 4]
@@ -303,7 +303,7 @@ async def test_a_delegation_that_is_refused_holds_up_no_other(
             SendToPeer(
                 key=unheard,
                 begin=begun(DelegationRole.REQUESTER, bob.id, 2),
-                happenings=("offer",),
+                transitions=("offer",),
                 messages=(said(cancel(2)),),
             )
         )
@@ -328,7 +328,7 @@ async def test_a_peer_that_knows_nothing_of_it_any_more_takes_it_as_new(
             await alice.delivered()
         async with transport_under_test(tmp_path / "older", bob.keys) as older, listening(older):
             await older.knows(alice, url=None)
-            await alice.says(DelegationRole.REQUESTER, bob.id, 1, offer(), happenings=("offer",))
+            await alice.says(DelegationRole.REQUESTER, bob.id, 1, offer(), transitions=("offer",))
             await alice.delivered()
             assert older.provider.heard == [("delegation_offer", offer_id(1), 2)]
 

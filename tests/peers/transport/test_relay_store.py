@@ -4,14 +4,16 @@ import asyncio
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from covenant.model.errors import OverLimit
 from covenant.model.peers.instance import InstanceId
-from covenant.peers.transport.relay import RelayLimits, RelayStore
+from covenant.peers.transport.relay import INTRODUCTION, Relay, RelayLimits, RelayStore
 from covenant.seal.identity import SKEW_MS
+from tests.peers.transport_under_test import QUICK, cancel, transport_under_test
 
 NOW = 1_800_000_000_000
 ANN, BEN, CAT = (InstanceId("frd1_" + letter * 40) for letter in "abc")
@@ -106,7 +108,7 @@ async def test_a_place_that_could_not_be_written_is_given_back(tmp_path: Path, c
     for _ in range(LIMITS.count_per_peer + 1):
         with pytest.raises(OSError, match="exist"):
             await put(store, BEN, ANN, 1)
-    assert store.find(BEN, f"{1:032x}") is None
+    assert await store.find(BEN, f"{1:032x}") is None
 
 
 async def test_files_that_somebody_removed_hold_up_nothing_behind_them(tmp_path: Path, clock: Clock) -> None:
@@ -118,6 +120,17 @@ async def test_files_that_somebody_removed_hold_up_nothing_behind_them(tmp_path:
     assert await names(store, BEN, most=2) == [3]
     for name in (4, 5):
         await put(store, BEN, ANN, name)
+
+
+async def test_an_introduction_that_somebody_removed_is_shown_again_after_the_next_poll(
+    tmp_path: Path, clock: Clock
+) -> None:
+    store = opened(tmp_path, clock)
+    await store.introduce(BEN, b'{"who": "ben"}')
+    (tmp_path / "relay" / BEN / INTRODUCTION).unlink()
+    assert await store.introduction(BEN) is None
+    await store.introduce(BEN, b'{"who": "ben"}')
+    assert await store.introduction(BEN) == b'{"who": "ben"}'
 
 
 async def test_what_is_over_goes_and_what_was_cut_off_is_nothing(tmp_path: Path, clock: Clock) -> None:
@@ -136,6 +149,24 @@ async def test_what_is_over_goes_and_what_was_cut_off_is_nothing(tmp_path: Path,
     assert not list(place.glob("*.envelope"))
 
 
+async def test_an_envelope_whose_file_cannot_be_deleted_ends_neither_the_sweep_nor_a_fetch(
+    tmp_path: Path, clock: Clock
+) -> None:
+    store = opened(tmp_path, clock)
+    for name in (1, 2, 3):
+        await put(store, BEN, ANN, name)
+    folder = tmp_path / "relay" / BEN
+    first, second, third = sorted(folder.iterdir())
+    for file in (first, second):
+        file.unlink()
+        file.mkdir()
+    await store.drop(BEN, [f"{1:032x}"])
+    clock.now_ms += 1_001 + SKEW_MS
+    await store.sweep(lambda _: True)
+    assert await names(store, BEN) == []
+    assert not third.exists()
+
+
 async def test_nothing_stays_of_one_that_is_not_relayed_to_any_more(tmp_path: Path, clock: Clock) -> None:
     store = opened(tmp_path, clock)
     await put(store, BEN, ANN, 1)
@@ -147,3 +178,35 @@ async def test_nothing_stays_of_one_that_is_not_relayed_to_any_more(tmp_path: Pa
     assert not (tmp_path / "relay" / BEN).exists()
     for name in (3, 4):
         await put(store, BEN, ANN, name)
+
+
+async def test_an_envelope_that_comes_twice_at_once_is_kept_once_and_acknowledged_when_it_is_on_disk(
+    tmp_path: Path,
+) -> None:
+    settings = replace(QUICK, relay_for=("*",), relay_keep_ms=1_000)
+    async with (
+        transport_under_test(tmp_path / "alice") as alice,
+        transport_under_test(tmp_path / "bob") as bob,
+        transport_under_test(tmp_path / "relay", settings=settings) as house,
+    ):
+        house.context.relay_folder = tmp_path / "kept"
+        await house.knows(alice)
+        await house.knows(bob)
+        relay = Relay(house.context)
+        await relay.open()
+        for stale in (False, True):
+            free = threading.Event()
+            body = alice.sealed(cancel(1), bob, seq=1, now_ms=house.clock())
+            header = relay.check(body, bob.id)
+            asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(max_workers=1))
+            busy = asyncio.create_task(asyncio.to_thread(free.wait))
+            keeping = [asyncio.create_task(relay.keep(body, header)) for _ in range(2)]
+            for _ in range(10):
+                await asyncio.sleep(0)
+            acknowledged = [task.done() for task in keeping]
+            free.set()
+            await busy
+            assert acknowledged == [False, False]
+            assert sorted(duplicate for _, duplicate in await asyncio.gather(*keeping)) == [False, True], stale
+            assert len(list((tmp_path / "kept" / bob.id).glob("*.envelope"))) == 1
+            house.clock.ahead_ms += 1_001 + SKEW_MS

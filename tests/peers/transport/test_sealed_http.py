@@ -149,16 +149,16 @@ class Hanging:
     async def receive(self, body: bytes, address: str | None) -> Received:
         raise AssertionError
 
-    async def introduced(self, body: bytes, address: str | None) -> Received:
+    async def receive_introduction(self, body: bytes, address: str | None) -> Received:
         raise AssertionError
 
     async def deposit(self, body: bytes, address: str | None, recipient: str) -> Relayed:
         raise AssertionError
 
-    async def deposited(self, recipient: str) -> bytes:
+    async def introduction_of(self, recipient: str) -> bytes:
         raise AssertionError
 
-    async def too_large(self, address: str | None) -> Refusal:
+    async def refuse_too_large(self, address: str | None) -> Refusal:
         raise AssertionError
 
 

@@ -19,7 +19,7 @@ from covenant.model.agent_card import (
     SecurityScheme,
     Signature,
 )
-from covenant.wire.a2a.card_codec import card_fields, encode_card, wants_clean
+from covenant.wire.a2a.card_codec import card_fields, encode_card, reads_v1
 
 URL = "https://agents.example/v1/a2a/agents/summarizer"
 
@@ -122,4 +122,4 @@ def test_the_combined_form_without_what_1_0_does_not_know_is_the_clean_form() ->
     [("1.0", True), ("1.0.1", True), (None, False), ("", False), ("1", False), ("0.3", False), ("1.01", False)],
 )
 def test_only_a_caller_that_says_1_0_gets_the_clean_form(version: str | None, answer: bool) -> None:
-    assert wants_clean(version) is answer
+    assert reads_v1(version) is answer

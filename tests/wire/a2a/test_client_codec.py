@@ -47,9 +47,7 @@ def test_a_door_reads_what_a_client_writes(dialect: str, parts: list[Content]) -
 @both
 def test_a_door_reads_whom_a_client_names(dialect: str) -> None:
     door, client = sides(dialect)
-    assert door.requests.decode_get_task(client.encode_task_request("t", None, 3)) == asking.GetTask(
-        task_id="t", history_length=3
-    )
+    assert door.requests.decode_get_task(client.encode_task_request("t")) == asking.GetTask(task_id="t")
     assert door.requests.decode_cancel(client.encode_task_request("t")).task_id == "t"
     assert door.requests.decode_subscribe(client.encode_task_request("t")) == asking.Subscribe(task_id="t")
 

@@ -16,6 +16,7 @@ from typing import Final, Protocol
 import msgspec
 
 from covenant.agents.keyword_match import overlap
+from covenant.agents.runtime.durable_step import finish
 from covenant.ledger.embedded.disk import make_owned_folder, open_owned, sync_dir
 from covenant.model.errors import Invalid, NotFound, Unavailable
 
@@ -36,7 +37,7 @@ class MemoryNote(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class _Notes(msgspec.Struct, frozen=True, kw_only=True):
-    """`last_id` is never given out twice, not even after its note was cleared."""
+    """The notes of one agent. `last_id` grows with each note, so that an id is never used twice, even after a clear."""
 
     last_id: int = 0
     notes: tuple[MemoryNote, ...] = ()
@@ -74,9 +75,12 @@ class NoteFile:
 
     async def replace(self, data: bytes) -> bool:
         try:
-            await asyncio.to_thread(_write, self._path, data)
+            # Its caller's lock must be held until the thread has ended, even if the caller is canceled.
+            _, canceled = await finish(asyncio.to_thread(_write, self._path, data))
         except OSError as error:
             raise Unavailable("memory_unwritten", "the memory cannot be written") from error
+        if canceled:
+            raise asyncio.CancelledError
         return True
 
 
@@ -104,17 +108,17 @@ class AgentMemories:
         self._locks: defaultdict[tuple[str, str], asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def of(self, tenant: str, agent_id: str) -> AgentMemory:
-        place: NoteStore
+        store: NoteStore
         if self._ledger is not None:
-            place = NoteRow(self._ledger, tenant, agent_id)
+            store = NoteRow(self._ledger, tenant, agent_id)
         else:
-            place = NoteFile(self._folder / tenant / f"{agent_id}.json")
-        return AgentMemory(place, self._locks[tenant, agent_id], self._now_ms)
+            store = NoteFile(self._folder / tenant / f"{agent_id}.json")
+        return AgentMemory(store, self._locks[tenant, agent_id], self._now_ms)
 
 
 class AgentMemory:
-    def __init__(self, place: NoteStore, lock: asyncio.Lock, now_ms: Callable[[], int]) -> None:
-        self._place = place
+    def __init__(self, store: NoteStore, lock: asyncio.Lock, now_ms: Callable[[], int]) -> None:
+        self._store = store
         self._lock = lock
         self._now_ms = now_ms
 
@@ -157,10 +161,10 @@ class AgentMemory:
         """Removes one note, or all of them; returns how many were removed."""
 
         def drop(known: _Notes) -> _Notes:
-            left = tuple(note for note in known.notes if note_id is not None and note.id != note_id)
-            if note_id is not None and len(left) == len(known.notes):
+            remaining = tuple(note for note in known.notes if note_id is not None and note.id != note_id)
+            if note_id is not None and len(remaining) == len(known.notes):
                 raise NotFound("unknown_note", f"there is no note {note_id}")
-            return _Notes(last_id=known.last_id, notes=left)
+            return _Notes(last_id=known.last_id, notes=remaining)
 
         before, after = await self._change(drop)
         return len(before.notes) - len(after.notes)
@@ -171,12 +175,12 @@ class AgentMemory:
             for _ in range(TRIES):
                 before = await self._read()
                 after = change(before)
-                if await self._place.replace(_encode(after)):
+                if await self._store.replace(_encode(after)):
                     return before, after
         raise Unavailable("memory_unwritten", "the memory cannot be written: other daemons change it all the time")
 
     async def _read(self) -> _Notes:
-        data = await self._place.read()
+        data = await self._store.read()
         try:
             return _decode(data) if data is not None else _Notes()
         except msgspec.DecodeError as error:

@@ -2,7 +2,7 @@
 
 A call whose agent waits for an approval is deferred, and the caller's task is parked with that agent's question. The
 person's answer to the caller is passed on to the agent; an answer to the called agent's own task ends the wait, too
-(`tell_caller`). The call's result is then a durable step, and the model reads it.
+(`signal_caller`). The call's result is then a durable step, and the model reads it.
 """
 
 from __future__ import annotations

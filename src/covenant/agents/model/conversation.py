@@ -63,7 +63,7 @@ class _DeferredCall(msgspec.Struct, frozen=True):
 
 
 class ModelConversation:
-    """The runs of one turn, each with its own step."""
+    """The runs of a model in one turn. Each run that ends with questions is a durable step."""
 
     def __init__(self, job: Job, output: TurnOutput, toolbox: Toolbox | None = None) -> None:
         """`toolbox` resumes tool calls that called other agents."""
@@ -114,13 +114,13 @@ class ModelConversation:
             else:
                 if self._toolbox is not None:  # for its own agents pydantic-ai reports it
                     self._output.begin_round(self._rounds + 1)
-                    self._output.tool(label(call.tool, call.arguments), ok=False)
+                    self._output.record_tool(label(call.tool, call.arguments), ok=False)
                 answers.approvals[call.id] = ToolDenied(f"A person denied this. {answer['reason']}".strip())
         return answers
 
     async def _answer_of_children(self, call: _DeferredCall, toolbox: Toolbox) -> str:
         self._output.begin_round(self._rounds + 1)
-        found = [await ask_person(self._job, child, toolbox.answered) for child in call.children]
+        found = [await ask_person(self._job, child, toolbox.child_result) for child in call.children]
         return toolbox.resume(call.tool, call.arguments, call.told, found)
 
 

@@ -22,7 +22,7 @@ from covenant.agents.model.mcp_stdio import GONE, LINE_BYTES_MAX, LOST, UNREACHE
 from covenant.model.mcp_servers import McpServer
 from covenant.outbound.call_errors import AddressRefused, CallFailed, too_large
 from covenant.outbound.http_fetcher import Fetcher, check_headers
-from covenant.outbound.remote.remote_registry import place_of
+from covenant.outbound.remote.remote_registry import host_and_port
 
 REFUSED: Final = -32_073
 """A JSON-RPC code of ours: the server refuses the daemon's credentials."""
@@ -48,10 +48,10 @@ async def open_http_session(
     headers = server.sent_headers(secrets)
     check_headers(headers)
     # The settings name this server, so its address is allowed even if it is private.
-    meant, ended = fetcher.allowing(place_of(server.url)), asyncio.Event()
+    server_fetcher, ended = fetcher.allowing(host_and_port(server.url)), asyncio.Event()
     try:
-        meant.guard.read(server.url)
-        transport = _GuardedTransport(name, await meant.transport())
+        server_fetcher.guard.read(server.url)
+        transport = _GuardedTransport(name, await server_fetcher.transport())
         times = httpx2.Timeout(CONNECT_S, read=QUIET_S)
         async with httpx2.AsyncClient(transport=transport, headers=headers, timeout=times, trust_env=False) as http:
             streams = streamable_http_client(server.url, http_client=http, max_sse_event_size=LINE_BYTES_MAX)
@@ -60,7 +60,7 @@ async def open_http_session(
                 yield McpSession(client, await list_tools(client), ended)
     finally:
         ended.set()
-        await meant.close()
+        await server_fetcher.close()
 
 
 class _GuardedTransport(httpx2.AsyncBaseTransport):
@@ -69,14 +69,14 @@ class _GuardedTransport(httpx2.AsyncBaseTransport):
     def __init__(self, server: str, transport: httpx2.AsyncBaseTransport) -> None:
         self._server = server
         self._transport = transport
-        self._listening = asyncio.Lock()
+        self._stream_lock = asyncio.Lock()
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         request.headers["accept-encoding"] = "identity"
         request.headers["connection"] = "close"
         if request.method == "GET":
             # The server tells the SDK how soon to reconnect, and only the SDK reads that: this bounds the rate.
-            async with self._listening:
+            async with self._stream_lock:
                 await asyncio.sleep(STREAM_PAUSE_S)
         if request.method == "POST":
             request.extensions = {**request.extensions, "wire_bytes_max": LINE_BYTES_MAX}
@@ -88,10 +88,10 @@ class _GuardedTransport(httpx2.AsyncBaseTransport):
         except AddressRefused as refused:
             self._log(refused.detail)
             return _error(request, UNREACHED, "the address guard refuses its address")
-        trouble = _trouble(request, response)
-        if trouble is not None:
+        failure = _failure_of(request, response)
+        if failure is not None:
             await response.aclose()
-            return _error(request, *trouble)
+            return _error(request, *failure)
         assert isinstance(response.stream, httpx2.AsyncByteStream)
         response.stream = _Body(self._server, response.stream)
         return response
@@ -100,7 +100,7 @@ class _GuardedTransport(httpx2.AsyncBaseTransport):
         log.warning("mcp.call_failed", extra={"server": self._server, "why": why})
 
 
-def _trouble(request: httpx2.Request, response: httpx2.Response) -> tuple[int, str] | None:
+def _failure_of(request: httpx2.Request, response: httpx2.Response) -> tuple[int, str] | None:
     """The error code and message for a response that the SDK should not read; None if it may."""
     if response.headers.get("content-encoding", "identity") != "identity":
         return LOST, "the answer is compressed although the request asked for no compression"

@@ -48,7 +48,7 @@ class McpFailed(Exception):
         super().__init__(message)
         self.done = done
         self.gone = gone
-        """Only the session is over: another one can be opened at once."""
+        """The server does not know the session: another session can be opened at once."""
 
 
 class McpTool(NamedTuple):
@@ -62,12 +62,12 @@ class McpSession:
         self._client = client
         self.tools = tools
         self.ended = ended
-        self.given_up = 0
+        self.timed_out = 0
         """Calls that timed out."""
 
-    async def call(self, tool: str, arguments: Mapping[str, Any], within_s: float) -> McpAnswer:
+    async def call(self, tool: str, arguments: Mapping[str, Any], timeout_s: float) -> McpAnswer:
         try:
-            result = await self._client.call_tool(tool, dict(arguments), read_timeout_seconds=within_s)
+            result = await self._client.call_tool(tool, dict(arguments), read_timeout_seconds=timeout_s)
         except MCPError as error:
             if error.code in (UNREACHED, LOST, GONE, types.CONNECTION_CLOSED):
                 self.ended.set()
@@ -133,12 +133,14 @@ async def _program(
         yield incoming, outgoing
     finally:
         ended.set()
-        await _end(process)
-        for each in pumps:
-            each.cancel()
-        await asyncio.wait(pumps)
-        for stream in (received, incoming, outgoing, outgoing_receive):
-            stream.close()
+        try:
+            await _end(process)
+        finally:
+            for each in pumps:
+                each.cancel()
+            await asyncio.wait(pumps)
+            for stream in (received, incoming, outgoing, outgoing_receive):
+                stream.close()
 
 
 async def _read_output(name: str, process: asyncio.subprocess.Process, received: Any, ended: asyncio.Event) -> None:
@@ -188,10 +190,11 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         # Also kills processes that the server left behind, whether it exited or not, and also when this is canceled.
         signal_group(process, signal.SIGKILL)
         process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001  (nothing else lets go of its pipes)
-    await _exited(process)
+        await _exited(process)
 
 
 async def _exited(process: asyncio.subprocess.Process) -> bool:
+    """Waits until the server has exited. False: it still runs after `LEAVE_S`."""
     try:
         async with asyncio.timeout(LEAVE_S):
             await process.wait()

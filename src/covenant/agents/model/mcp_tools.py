@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 TEXT_BYTES_MAX: Final = 16 * 1024
 AT_ONCE_MAX: Final = 16
 """The most calls of one server at once. Further calls wait, and their timeout runs meanwhile."""
-GIVEN_UP_MAX: Final = 16
+TIMED_OUT_MAX: Final = 16
 """This many timed-out calls of a remote server end its session."""
 RETRY_S: Final = 5.0
 """The pause before a server that could not be started is tried again."""
@@ -65,7 +65,7 @@ class McpUnavailable(Exception):
 
 
 class _SessionGone(McpUnavailable):
-    """The server has done nothing: the call can be repeated in a new session."""
+    """The call had no effect, and can be repeated in a new session."""
 
 
 class McpTools:
@@ -78,10 +78,10 @@ class McpTools:
         fetcher: Fetcher | None = None,
         secrets: Mapping[str, str] | None = None,
     ) -> None:
-        """`environment` is all that a program sees of the daemon's. `fetcher` calls remote servers; None: none is
-        called.
+        """`environment` is all that a program sees of the daemon's environment.
 
-        `secrets`: the variables that `token_env` may name.
+        `fetcher` calls remote servers; None: no remote server is called. `secrets`: the variables that `token_env` may
+        name.
         """
         self._environment = environment
         self._fetcher = fetcher
@@ -94,9 +94,7 @@ class McpTools:
         self.replace(servers)
 
     def replace(self, servers: Mapping[str, McpServer]) -> None:
-        """Replaces the configured servers. An unchanged server keeps running; a removed one ends after its running
-        calls.
-        """
+        """Replaces the configured servers. An unchanged server keeps running. A removed server ends after its calls."""
         changed = [name for name, server in self._servers.items() if servers.get(name) != server]
         for name in changed:
             retiring = asyncio.ensure_future(self._hosts.pop(name).retire())
@@ -106,11 +104,11 @@ class McpTools:
             self._live.pop(name, None)
         for name, server in servers.items():
             if name not in self._servers:
-                self._hosts[name] = _Host(name, server, self._opened, self._listed)
+                self._hosts[name] = _Host(name, server, self._open, self._set_tools)
                 self._declared[name] = {tool.name: tool for tool in tools_of({name: server})}
         self._servers = dict(servers)
 
-    async def _opened(self, name: str, server: McpServer) -> AbstractAsyncContextManager[McpSession]:
+    async def _open(self, name: str, server: McpServer) -> AbstractAsyncContextManager[McpSession]:
         if find_spec("mcp") is None:
             raise ModuleNotFoundError(MISSING)
         if not server.url:
@@ -120,10 +118,10 @@ class McpTools:
         if self._fetcher is None:
             raise McpUnavailable(f"{name} is a remote server, and this daemon makes no outbound calls")
         adapter = await asyncio.to_thread(import_module, "covenant.agents.model.mcp_http")
-        elsewhere: AbstractAsyncContextManager[McpSession] = adapter.open_http_session(
+        remote: AbstractAsyncContextManager[McpSession] = adapter.open_http_session(
             name, server, self._fetcher, self._secrets
         )
-        return elsewhere
+        return remote
 
     @property
     def all(self) -> tuple[Tool, ...]:
@@ -144,15 +142,15 @@ class McpTools:
 
     async def list(self, tenant: str, agent: AgentDefinition) -> Sequence[OfferedTool]:
         """The tools that this agent may call. A server that does not start offers none; the log says why."""
-        theirs = [name for name, server in self._servers.items() if tenant in server.tenants]
-        if not usable_tools(agent, [Tool(name, "") for name in theirs]) and not agent.mcp_tool_permissions:
+        names = [name for name, server in self._servers.items() if tenant in server.tenants]
+        if not usable_tools(agent, [Tool(name, "") for name in names]) and not agent.mcp_tool_permissions:
             return ()
-        started = await asyncio.gather(*(self._hosts[name].session() for name in theirs), return_exceptions=True)
+        started = await asyncio.gather(*(self._hosts[name].session() for name in names), return_exceptions=True)
         for each in started:
             if isinstance(each, BaseException) and not isinstance(each, McpUnavailable):
                 raise each
-        may = set(usable_tools(agent, tools_for(tenant, self.all)))
-        return [offered for live in self._live.values() for offered in live.values() if offered.tool in may]
+        allowed = set(usable_tools(agent, tools_for(tenant, self.all)))
+        return [offered for live in self._live.values() for offered in live.values() if offered.tool in allowed]
 
     async def call(
         self, tenant: str, agent: AgentDefinition | None, server: str, tool: str, arguments: Mapping[str, Any]
@@ -162,13 +160,13 @@ class McpTools:
         # Checked before the server is asked: the refusal must not reveal whether the server has the tool.
         wanted = Tool(server, tool)
         if not self.serves(tenant, server) or (agent is not None and not usable_tools(agent, [wanted])):
-            whose = agent.id if agent is not None else tenant
-            raise Forbidden("tool_not_allowed", f"{wanted.full_name} is not among the tools of {whose}")
+            owner = agent.id if agent is not None else tenant
+            raise Forbidden("tool_not_allowed", f"{wanted.full_name} is not among the tools of {owner}")
         assert host is not None
         try:
             answered = await host.call(tool, arguments)
-        except McpUnavailable as trouble:
-            return McpAnswer(str(trouble), failed=True)
+        except McpUnavailable as failure:
+            return McpAnswer(str(failure), failed=True)
         return _bounded(answered)
 
     async def close(self) -> None:
@@ -177,7 +175,7 @@ class McpTools:
         await asyncio.gather(*self._retiring, return_exceptions=True)
         await asyncio.gather(*(host.close() for host in self._hosts.values()))
 
-    def _listed(self, host: _Host, session: McpSession) -> None:
+    def _set_tools(self, host: _Host, session: McpSession) -> None:
         name = host.name
         if self._hosts.get(name) is not host:
             return
@@ -196,37 +194,38 @@ Opener = Callable[[str, McpServer], Awaitable[AbstractAsyncContextManager["McpSe
 
 
 class _Host:
-    """One server: its session while it has one, and when it may be tried again."""
+    """One server: its session while it runs, and the earliest time of the next start after a failed one."""
 
     def __init__(
-        self, name: str, server: McpServer, opened: Opener, listed: Callable[[_Host, McpSession], None]
+        self, name: str, server: McpServer, open_session: Opener, set_tools: Callable[[_Host, McpSession], None]
     ) -> None:
         self.name: Final = name
         self._server = server
-        self._opened = opened
-        self._listed = listed
-        self._places = asyncio.Semaphore(AT_ONCE_MAX)
+        self._open = open_session
+        self._set_tools = set_tools
+        self._call_slots = asyncio.Semaphore(AT_ONCE_MAX)
         self._serving: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[McpSession] | None = None
         self._not_before_s = 0.0
-        self._trouble = ""
+        self._failure = ""
+        self._closed = False
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> McpAnswer:
-        within_s = self._server.call_timeout_ms / 1000
+        timeout_s = self._server.call_timeout_ms / 1000
         session = await self.session()
         if tool not in {each.name for each in session.tools}:
             raise McpUnavailable(f"{self.name} has no tool {tool}")
         try:
-            async with asyncio.timeout(within_s):
-                async with self._places:
+            async with asyncio.timeout(timeout_s):
+                async with self._call_slots:
                     try:
                         return await self._answer(session, tool, arguments)
                     except _SessionGone:
-                        # The server has done nothing: it was restarted, or has forgotten the session.
+                        # The call had no effect: the server was restarted, or has forgotten the session.
                         return await self._answer(await self.session(), tool, arguments)
         except TimeoutError:
-            session.given_up += 1
-            if session.given_up >= GIVEN_UP_MAX and self._server.url:
+            session.timed_out += 1
+            if session.timed_out >= TIMED_OUT_MAX and self._server.url:
                 # The server's unfinished calls end with the session.
                 session.ended.set()
             raise McpUnavailable(
@@ -243,14 +242,14 @@ class _Host:
             if calling.done():
                 return calling.result()
             raise self._ended(tool)
-        except McpFailed as trouble:
-            if trouble.gone:
+        except McpFailed as failure:
+            if failure.gone:
                 raise _SessionGone(f"{self.name} lost its session twice") from None
-            if trouble.done is False:
+            if failure.done is False:
                 raise McpUnavailable(f"{self.name} could not be reached; {tool} did not run") from None
             if session.ended.is_set():
                 raise self._ended(tool) from None
-            raise McpUnavailable(f"{self.name}.{tool} failed: {trouble}") from None
+            raise McpUnavailable(f"{self.name}.{tool} failed: {failure}") from None
         finally:
             calling.cancel()
             ending.cancel()
@@ -265,9 +264,11 @@ class _Host:
         ready = self._ready
         if ready is None or (ready.done() and (self._serving is None or self._serving.done() or _has_ended(ready))):
             if loop.time() < self._not_before_s:
-                raise McpUnavailable(self._trouble)
+                raise McpUnavailable(self._failure)
             if self._serving is not None:
                 await asyncio.wait((self._serving,))
+            if self._closed:
+                raise McpUnavailable(self._stopped)
             # Another caller may have started it meanwhile.
             if self._ready is ready:
                 self._ready = loop.create_future()
@@ -278,41 +279,54 @@ class _Host:
 
     async def _serve(self, ready: asyncio.Future[McpSession]) -> None:
         """Runs the server from start to end. `ready` gets the session, or the reason why there is none."""
-        loop, trouble = asyncio.get_running_loop(), f"{self.name} was stopped"
+        loop, failure = asyncio.get_running_loop(), self._stopped
         try:
             async with asyncio.timeout(self._server.init_timeout_ms / 1000) as limit:
-                async with await self._opened(self.name, self._server) as session:
+                async with await self._open(self.name, self._server) as session:
                     limit.reschedule(None)
                     log.info("mcp.started", extra={"server": self.name, "tools": len(session.tools)})
-                    self._listed(self, session)
+                    self._set_tools(self, session)
                     ready.set_result(session)
                     await session.ended.wait()
             log.warning("mcp.ended", extra={"server": self.name})
         except Exception as error:
             log.warning("mcp.not_started", exc_info=True, extra={"server": self.name})
-            trouble = f"{self.name} could not be {'reached' if self._server.url else 'started'}"
+            failure = f"{self.name} could not be {'reached' if self._server.url else 'started'}"
             if isinstance(error, ModuleNotFoundError):
-                trouble = MISSING
+                failure = MISSING
             elif isinstance(error, TimeoutError):
-                trouble = f"{self.name} was not ready within {self._server.init_timeout_ms} ms"
-            self._not_before_s, self._trouble = loop.time() + RETRY_S, trouble
+                failure = f"{self.name} was not ready within {self._server.init_timeout_ms} ms"
+            self._not_before_s, self._failure = loop.time() + RETRY_S, failure
         finally:
-            if not ready.done():
-                ready.set_exception(McpUnavailable(trouble))
-                ready.exception()
+            _refuse(ready, failure)
 
     async def retire(self) -> None:
         """Ends the server once its running calls are over. No new call reaches it."""
         try:
             for _ in range(AT_ONCE_MAX):
-                await self._places.acquire()
+                await self._call_slots.acquire()
         finally:
             await self.close()
 
     async def close(self) -> None:
+        """Ends the server. It is not started again."""
+        self._closed = True
         if self._serving is not None:
             self._serving.cancel()
             await asyncio.wait((self._serving,))
+        if self._ready is not None:
+            _refuse(self._ready, self._stopped)  # still open if the server's task was canceled before it ran
+
+    @property
+    def _stopped(self) -> str:
+        return f"{self.name} was stopped"
+
+
+def _refuse(ready: asyncio.Future[McpSession], failure: str) -> None:
+    """Ends the wait for a session, unless it has ended."""
+    if not ready.done():
+        ready.set_exception(McpUnavailable(failure))
+        ready.exception()
 
 
 def _has_ended(ready: asyncio.Future[McpSession]) -> bool:

@@ -25,22 +25,22 @@ from pydantic_ai.models import Model
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.usage import RunUsage, UsageLimits
 
-from covenant.agents.function_agent import earlier
+from covenant.agents.function_agent import turn_history
 from covenant.agents.model.child_questions import ChildQuestionsRaised
 from covenant.agents.model.conversation import ModelConversation, RunInput
 from covenant.agents.model.pydantic_agent import (
     CUT,
     NO_ANSWER,
     BoundedModel,
-    Fallback,
-    cut_at,
+    OnFallback,
     failure_code,
     history_of,
-    listen,
+    note_stop_reason,
     prompt_of,
     retry_reason,
-    say_result,
-    used,
+    usage_of_run,
+    write_events,
+    write_result,
 )
 from covenant.agents.model.toolbox import CONSULTS_MAX, ROUNDS_MAX, Toolbox, ToolServices
 from covenant.agents.runtime.job import Job
@@ -97,7 +97,7 @@ FALLBACK: Final = "covenant.model_fallback"
 """Key in the metadata of a status: the model that could not answer, the reason, and the model asked instead."""
 FALLBACKS: Final = "model_fallbacks"
 """Key in the usage: how often another model was asked."""
-PLAIN: Final = {
+UNABLE_WORDS: Final = {
     "rate_limited": "rate-limited",
     "overloaded": "overloaded",
     "timed_out": "too slow",
@@ -109,16 +109,16 @@ log = logging.getLogger(__name__)
 
 class Verdict(NamedTuple):
     signal: Signal
-    words: str = ""
+    text: str = ""
 
 
 class AdvisorCall(NamedTuple):
-    """The turn in which an advisor is asked, its usage so far, its limits, and the callback for fallbacks."""
+    """The context of a question to an advisor: the turn, its usage and limits, and the callback for fallbacks."""
 
     job: Job
     usage: RunUsage
     limits: UsageLimits
-    changed: Fallback
+    on_fallback: OnFallback
 
 
 class ModelAdvisor:
@@ -144,19 +144,19 @@ class ModelAdvisor:
     def redirects_max(self) -> int:
         return self._advisor.max_redirects
 
-    async def consult(self, question: str, asking: AdvisorCall) -> str:
-        return await self._ask(CONSULT, question, asking)
+    async def consult(self, question: str, call: AdvisorCall) -> str:
+        return await self._ask(CONSULT, question, call)
 
-    async def judge(self, request: str, answer: str, asking: AdvisorCall) -> Verdict:
-        shown = f"The user asked:\n{request}\n\nThe agent's answer:\n{answer}"
-        return self._read(await self._ask(GATE, shown, asking))
+    async def judge(self, request: str, answer: str, call: AdvisorCall) -> Verdict:
+        prompt = f"The user asked:\n{request}\n\nThe agent's answer:\n{answer}"
+        return self._read(await self._ask(GATE, prompt, call))
 
-    async def _ask(self, role: str, shown: str, asking: AdvisorCall) -> str:
-        usage, limits = asking.usage, asking.limits
+    async def _ask(self, role: str, prompt: str, call: AdvisorCall) -> str:
+        usage, limits = call.usage, call.limits
         instructions = "\n\n".join(filter(None, (role, self._advisor.prompt)))
-        model = BoundedModel(self._model, self._request_s, self._fallbacks, asking.changed, job=asking.job)
+        model = BoundedModel(self._model, self._request_s, self._fallbacks, call.on_fallback, job=call.job)
         agent: Agent[None, str] = Agent(model, instructions=instructions, model_settings=self._settings)
-        async with agent.run_stream(shown, usage=usage, usage_limits=limits) as answer:
+        async with agent.run_stream(prompt, usage=usage, usage_limits=limits) as answer:
             return await answer.get_output()
 
     def _read(self, reply: str) -> Verdict:
@@ -207,7 +207,7 @@ class ModelAgent:
         *,
         request_s: float = 120.0,
         remembers: bool = True,
-        adviser: ModelAdvisor | None = None,
+        model_advisor: ModelAdvisor | None = None,
         fallbacks: Sequence[Model] = (),
     ) -> None:
         """`fallbacks`: models to ask, in this order, when the one before cannot answer just now.
@@ -219,27 +219,30 @@ class ModelAgent:
         self._services = services
         self._request_s = request_s
         self._remembers = remembers
-        self._adviser = adviser
+        self._model_advisor = model_advisor
         self._fallbacks = tuple(fallbacks)
 
     async def run(self, job: Job) -> None:
-        output, usage, adviser = TurnOutput(job), RunUsage(), self._adviser
-        changed = partial(_report_fallback, job, output)
-        model = BoundedModel(self._model, self._request_s, self._fallbacks, changed, job=job)
+        output, usage, model_advisor = TurnOutput(job), RunUsage(), self._model_advisor
+        on_fallback = partial(_report_fallback, job, output)
+        model = BoundedModel(self._model, self._request_s, self._fallbacks, on_fallback, job=job)
         # Recorded even if somebody else ends this turn: these tokens were used.
-        job.spending.running = lambda: used(model.with_streamed(usage))
-        gated, asking = adviser is not None and adviser.gates, AdvisorCall(job, usage, self._limits(job), changed)
+        job.spending.running = lambda: usage_of_run(model.with_streamed(usage))
+        gated, call = (
+            model_advisor is not None and model_advisor.gates,
+            AdvisorCall(job, usage, self._limits(job), on_fallback),
+        )
         toolbox = Toolbox(
             job,
             output,
             self._definition,
             self._services,
             remembers=self._remembers,
-            advise=partial(adviser.consult, asking=asking) if adviser is not None else None,
-            holds_files=gated,
+            advise=partial(model_advisor.consult, call=call) if model_advisor is not None else None,
+            hold_files=gated,
         )
         try:
-            await (self._talk_gated if gated else self._talk)(job, output, toolbox, model, usage)
+            await (self._run_gated if gated else self._run_model)(job, output, toolbox, model, usage)
         except OutOfTokens as over:
             job.fail(str(over))
         except UsageLimitExceeded:
@@ -259,10 +262,12 @@ class ModelAgent:
             job.spend(job.spending.end_running())
             job.notes.setdefault("model", model.model_name)
         if not job.ended:
-            job.complete(*output.close(), partial=cut_at(model.stop_reason, job))
+            job.complete(*output.close(), partial=note_stop_reason(model.stop_reason, job))
 
-    async def _talk(self, job: Job, output: TurnOutput, toolbox: Toolbox, model: BoundedModel, usage: RunUsage) -> None:
-        before = history_of(await earlier(job, context=True))
+    async def _run_model(
+        self, job: Job, output: TurnOutput, toolbox: Toolbox, model: BoundedModel, usage: RunUsage
+    ) -> None:
+        before = history_of(await turn_history(job, context=True))
         agent = self._agent(job, toolbox, model)
 
         async def run(run_input: RunInput) -> AgentRunResult[Any]:
@@ -273,20 +278,20 @@ class ModelAgent:
                 usage_limits=self._limits(job),
                 usage=usage,
             ) as events:
-                return await listen(events, job, output)
+                return await write_events(events, job, output)
 
-        say_result(await ModelConversation(job, output, toolbox).hold(run, prompt_of(job), before), job, output)
+        write_result(await ModelConversation(job, output, toolbox).hold(run, prompt_of(job), before), job, output)
 
-    async def _talk_gated(
+    async def _run_gated(
         self, job: Job, output: TurnOutput, toolbox: Toolbox, model: BoundedModel, usage: RunUsage
     ) -> None:
         """Holds back the model's answer until its advisor has let it pass."""
-        adviser, limits = self._adviser, self._limits(job)
-        assert adviser is not None
+        model_advisor, limits = self._model_advisor, self._limits(job)
+        assert model_advisor is not None
         agent, request = self._agent(job, toolbox, model), "\n".join(text_of(message.parts) for message in job.messages)
-        prompt, before = prompt_of(job), history_of(await earlier(job, context=True))
+        prompt, before = prompt_of(job), history_of(await turn_history(job, context=True))
         conversation = ModelConversation(job, output, toolbox)
-        asking = AdvisorCall(job, usage, limits, partial(_report_fallback, job, output))
+        call = AdvisorCall(job, usage, limits, partial(_report_fallback, job, output))
 
         async def run(run_input: RunInput) -> AgentRunResult[Any]:
             async with agent.run_stream_events(
@@ -298,26 +303,26 @@ class ModelAgent:
             ) as events:
                 return await _result_of(events)
 
-        for redirects in range(adviser.redirects_max + 1):
+        for redirects in range(model_advisor.redirects_max + 1):
             result = await conversation.hold(run, prompt, before)
-            verdict = await adviser.judge(request, result.output, asking)
+            verdict = await model_advisor.judge(request, result.output, call)
             details = {"signal": f"gate_{verdict.signal}", "redirects": redirects}
-            output.status(StatusUpdate(f"The advisor says: {verdict.signal}", metadata={ADVISOR: details}))
+            output.write_status(StatusUpdate(f"The advisor says: {verdict.signal}", metadata={ADVISOR: details}))
             if verdict.signal == "continue":
-                toolbox.give_files()
-                output.say_at_once(result.output)
+                toolbox.write_held_files()
+                output.write_whole_text(result.output)
                 return
             if verdict.signal == "halt":
-                job.fail(f"the advisor stopped this answer: {verdict.words or 'it gave no reason'}")
+                job.fail(f"the advisor stopped this answer: {verdict.text or 'it gave no reason'}")
                 return
-            before, prompt = result.all_messages(), f"{REDIRECT_PROMPT}{verdict.words}"
-        job.fail(f"the advisor sent this back {adviser.redirects_max + 1} times and let no answer pass")
+            before, prompt = result.all_messages(), f"{REDIRECT_PROMPT}{verdict.text}"
+        job.fail(f"the advisor sent this back {model_advisor.redirects_max + 1} times and let no answer pass")
 
     def _limits(self, job: Job) -> UsageLimits:
         """Limits over all model requests of this turn."""
-        adviser = self._adviser
-        rounds = adviser.redirects_max + 1 if adviser is not None and adviser.gates else 1
-        consults = 0 if adviser is None else CONSULTS_MAX + rounds
+        model_advisor = self._model_advisor
+        rounds = model_advisor.redirects_max + 1 if model_advisor is not None and model_advisor.gates else 1
+        consults = 0 if model_advisor is None else CONSULTS_MAX + rounds
         return UsageLimits(
             request_limit=REQUESTS_MAX * rounds + consults, total_tokens_limit=job.spending.tokens_max or None
         )
@@ -330,7 +335,11 @@ class ModelAgent:
             instructions=system_prompt(definition, toolbox.agents, tools=bool(toolbox.specs), voice=_spoken(job)),
             tools=[
                 Tool.from_schema(
-                    partial(self._use, job, toolbox, spec.name), spec.name, spec.about, spec.schema, takes_ctx=True
+                    partial(self._use, job, toolbox, spec.name),
+                    spec.name,
+                    spec.description,
+                    spec.schema,
+                    takes_ctx=True,
                 )
                 for spec in toolbox.specs
             ],
@@ -367,8 +376,10 @@ class ModelAgent:
 def _report_fallback(job: Job, output: TurnOutput, unable: str, why: str, fallback: str) -> None:
     log.warning("model.fallback", extra=job.fields(model=unable, why=why, asked=fallback))
     details = {"model": unable, "why": why, "asked": fallback}
-    output.status(
-        StatusUpdate(f"The model {unable} is {PLAIN[why]}; {fallback} is asked now", metadata={FALLBACK: details})
+    output.write_status(
+        StatusUpdate(
+            f"The model {unable} is {UNABLE_WORDS[why]}; {fallback} is asked now", metadata={FALLBACK: details}
+        )
     )
     job.spend({FALLBACKS: 1})
 

@@ -43,7 +43,7 @@ from pydantic_ai.usage import RunUsage, UsageLimits
 from pydantic_core import to_jsonable_python
 
 from covenant.agents.api import Turn
-from covenant.agents.function_agent import begin_again, earlier
+from covenant.agents.function_agent import begin_again, turn_history
 from covenant.agents.model.conversation import ModelConversation, RunInput
 from covenant.agents.retried_agent import recall_attempts
 from covenant.agents.runtime import turn_files
@@ -80,7 +80,7 @@ UNABLE_STATUS: Final = {
     504: "unreachable",
     529: "overloaded",
 }
-TROUBLE: Final = {
+FAILURE_CODES: Final = {
     400: "invalid_request",
     401: "auth_failed",
     403: "auth_failed",
@@ -112,7 +112,7 @@ class PydanticAiAgent:
         output, usage = TurnOutput(job), RunUsage()
         await recall_attempts(job)
         # Recorded even if somebody else ends this turn: these tokens were used.
-        job.spending.running = lambda: used(usage)
+        job.spending.running = lambda: usage_of_run(usage)
         try:
             await self._attempt(job, output, usage)
         except UsageLimitExceeded:
@@ -127,21 +127,21 @@ class PydanticAiAgent:
 
     async def _attempt(self, job: Job, output: TurnOutput, usage: RunUsage) -> None:
         try:
-            say_result(await self._talk(job, output, usage), job, output)
+            write_result(await self._run_model(job, output, usage), job, output)
         except UsageLimitExceeded:
             raise  # another attempt would have no tokens either
         except self._retry_on as error:
             if not begin_again(job, self._retries, error):
                 raise
 
-    async def _talk(self, job: Job, output: TurnOutput, usage: RunUsage) -> AgentRunResult[Any]:
-        thread = await earlier(job, context=True)
+    async def _run_model(self, job: Job, output: TurnOutput, usage: RunUsage) -> AgentRunResult[Any]:
+        thread = await turn_history(job, context=True)
         before, deps = history_of(thread), self._deps
         if inspect.isroutine(deps):
             deps = deps(Turn(job, thread, 1))
             if inspect.isawaitable(deps):
                 deps = await deps
-        model, tools = self._agent.model, ToolCallNotes(output)
+        model, tools = self._agent.model, ToolCallRecorder(output)
         watched = None if model is None else BoundedModel(infer_model(model), None, job=job)
 
         async def run(run_input: RunInput) -> AgentRunResult[Any]:
@@ -157,7 +157,7 @@ class PydanticAiAgent:
                 usage_limits=UsageLimits(total_tokens_limit=job.spending.tokens_max or None),
                 model_settings=self._settings(job),
             ) as events:
-                return await listen(tools.noted(events), job, output)
+                return await write_events(tools.record(events), job, output)
 
         return await ModelConversation(job, output).hold(run, prompt_of(job), before)
 
@@ -178,14 +178,14 @@ class PydanticAiAgent:
         return settings
 
 
-class ToolCallNotes:
+class ToolCallRecorder:
     """Writes an artifact for each use of a tool in a run, as model agents do."""
 
     def __init__(self, output: TurnOutput) -> None:
         self._output = output
         self._begun: dict[str, tuple[str, float]] = {}
 
-    async def noted(self, events: AsyncIterable[Any]) -> AsyncGenerator[Any]:
+    async def record(self, events: AsyncIterable[Any]) -> AsyncGenerator[Any]:
         try:
             async for event in events:
                 if isinstance(event, messages.FunctionToolCallEvent):
@@ -201,7 +201,7 @@ class ToolCallNotes:
 
     def _end(self, call_id: str, name: str, *, ok: bool) -> None:
         _, begun_s = self._begun.pop(call_id, (name, monotonic()))
-        self._output.tool(name, ok=ok, took_ms=round((monotonic() - begun_s) * 1000))
+        self._output.record_tool(name, ok=ok, took_ms=round((monotonic() - begun_s) * 1000))
 
 
 class WatchedTools(AbstractCapability[Any]):
@@ -227,15 +227,15 @@ class WatchedTools(AbstractCapability[Any]):
                 raise
 
 
-async def listen(events: AsyncIterable[Any], job: Job, output: TurnOutput) -> AgentRunResult[Any]:
+async def write_events(events: AsyncIterable[Any], job: Job, output: TurnOutput) -> AgentRunResult[Any]:
     """Writes a run's text to the output; returns the run's result."""
     found: AgentRunResult[Any] | None = None
     async for event in events:
         match event:
             case messages.PartStartEvent(part=messages.TextPart(content=text)):
-                output.say(text)
+                output.write_text(text)
             case messages.PartDeltaEvent(delta=messages.TextPartDelta(content_delta=text)):
-                output.say(text)
+                output.write_text(text)
             case AgentRunResultEvent(result=result):
                 found = result
             case _:
@@ -247,29 +247,29 @@ async def listen(events: AsyncIterable[Any], job: Job, output: TurnOutput) -> Ag
     return found
 
 
-def used(usage: RunUsage) -> dict[str, float]:
+def usage_of_run(usage: RunUsage) -> dict[str, float]:
     """A run's usage by name; `tokens` is the total."""
     found = {"tokens": usage.total_tokens, **{name: getattr(usage, name, 0) for name in USED}}
     return {name: amount for name, amount in found.items() if amount}
 
 
-def cut_at(stop_reason: str | None, job: Job) -> bool:
-    """Whether an answer was cut at its token limit. Notes the stop reason in the result."""
+def note_stop_reason(stop_reason: str | None, job: Job) -> bool:
+    """Notes the stop reason in the result. Returns whether the answer was cut at its token limit."""
     if stop_reason is not None:
         job.notes["stop_reason"] = stop_reason
     return stop_reason == CUT
 
 
-def say_result(result: AgentRunResult[Any], job: Job, output: TurnOutput) -> None:
-    partial = cut_at(result.response.finish_reason, job)
+def write_result(result: AgentRunResult[Any], job: Job, output: TurnOutput) -> None:
+    partial = note_stop_reason(result.response.finish_reason, job)
     if isinstance(result.output, str):
         if not output.text:
-            output.say_at_once(result.output)
+            output.write_whole_text(result.output)
         output.close()
         job.complete(Text(result.output), partial=partial)
         return
     made = turn_files.data(to_jsonable_python(result.output))
-    output.give(made)
+    output.write_content(made)
     output.close()
     job.complete(made, partial=partial)
 
@@ -311,8 +311,8 @@ def history_of(thread: tuple[MessageUpdate, ...]) -> list[messages.ModelMessage]
         if message.role == "user":
             made.append(messages.ModelRequest([messages.UserPromptPart(_prompts(message.parts))]))
         else:
-            words = "".join(part.text for part in message.parts if isinstance(part, Text))
-            made.append(messages.ModelResponse([messages.TextPart(words)]))
+            text = "".join(part.text for part in message.parts if isinstance(part, Text))
+            made.append(messages.ModelResponse([messages.TextPart(text)]))
     return made
 
 
@@ -321,9 +321,9 @@ def why_unable(error: ModelAPIError) -> str | None:
 
     The reason is derived from the error's type and status, never from its text.
     """
-    for kind, word in UNABLE_KINDS:
+    for kind, code in UNABLE_KINDS:
         if isinstance(error, kind):
-            return word
+            return code
     return UNABLE_STATUS.get(error.status_code) if isinstance(error, ModelHTTPError) else None
 
 
@@ -338,7 +338,7 @@ def retry_reason(error: Exception) -> str:
 def failure_code(error: Exception) -> str:
     """The code of a provider's failure for the sender."""
     if isinstance(error, ModelHTTPError):
-        return TROUBLE.get(error.status_code, "provider_error")
+        return FAILURE_CODES.get(error.status_code, "provider_error")
     if isinstance(error, ModelTimeoutError):
         return "timed_out"
     return "provider_error"
@@ -351,8 +351,8 @@ def call_failure_code(error: Exception) -> str | None:
     return (why_unable(error) if isinstance(error, ModelAPIError) else None) or failure_code(error)
 
 
-def _learn(answer: ModelAnswer, response: ModelResponse | StreamedResponse) -> None:
-    """Sets what an answer used and why it ended. A stream's values are read when it is over."""
+def _set_answer(answer: ModelAnswer, response: ModelResponse | StreamedResponse) -> None:
+    """Sets the tokens, the model and the finish reason of an answer. Those of a stream are read when it is over."""
 
     def tokens() -> ModelTokens:
         used = response.usage
@@ -363,8 +363,8 @@ def _learn(answer: ModelAnswer, response: ModelResponse | StreamedResponse) -> N
     answer.model = lambda: response.model_name
 
 
-Fallback = Callable[[str, str, str], None]
-"""Called when the model changes: the one that could not answer, why, and the one asked now."""
+OnFallback = Callable[[str, str, str], None]
+"""Called when another model is asked: with the name of the one that could not answer, the reason, and the new name."""
 
 
 class BoundedModel(WrapperModel):
@@ -382,7 +382,7 @@ class BoundedModel(WrapperModel):
         model: Model,
         answer_s: float | None,
         fallbacks: Sequence[Model] = (),
-        changed: Fallback | None = None,
+        on_fallback: OnFallback | None = None,
         *,
         job: Job,
     ) -> None:
@@ -391,8 +391,8 @@ class BoundedModel(WrapperModel):
         self._answer_s = answer_s
         self._job = job
         self._current = model
-        self._left = list(fallbacks)
-        self._changed = changed
+        self._fallbacks = list(fallbacks)
+        self._on_fallback = on_fallback
         self.stop_reason: str | None = None
         self._streamed: StreamedResponse | None = None
         self._limit: asyncio.Timeout | None = None
@@ -409,9 +409,9 @@ class BoundedModel(WrapperModel):
         return self._limit is not None and self._limit.expired()
 
     def with_streamed(self, usage: RunUsage) -> RunUsage:
-        """A run's usage, including the answer under way as far as its provider has reported it.
+        """A run's usage with that of the running answer, as far as its provider has reported it.
 
-        The run adds an answer only when it is over, and a canceled run may never do so.
+        The run adds an answer's usage only when the answer is over, and a canceled run may never do so.
         """
         counted = usage.total_tokens > self._tokens_before
         return usage if self._streamed is None or counted else usage + self._streamed.usage
@@ -425,10 +425,10 @@ class BoundedModel(WrapperModel):
         while True:
             prepared = self._prepared(messages, model_request_parameters)
             try:
-                with self._watch(model_settings) as answer, self._named():
+                with self._watch(model_settings) as answer, self._model_timeout():
                     async with asyncio.timeout(self._answer_s) as self._limit:
                         response = await self._current.request(prepared, model_settings, model_request_parameters)
-                    _learn(answer, response)
+                    _set_answer(answer, response)
             except ModelAPIError as error:
                 if not self._fall_back(error):
                     raise
@@ -448,7 +448,7 @@ class BoundedModel(WrapperModel):
         while not opened:
             prepared = self._prepared(messages, model_request_parameters)
             try:
-                with self._watch(model_settings) as answer, self._named():
+                with self._watch(model_settings) as answer, self._model_timeout():
                     async with (
                         asyncio.timeout(self._answer_s) as self._limit,
                         self._current.request_stream(
@@ -457,7 +457,7 @@ class BoundedModel(WrapperModel):
                     ):
                         opened = True
                         self._streamed = stream
-                        _learn(answer, stream)
+                        _set_answer(answer, stream)
                         self._tokens_before = run_context.usage.total_tokens if run_context is not None else 0
                         try:
                             yield stream
@@ -478,16 +478,16 @@ class BoundedModel(WrapperModel):
         return messages if self._current is self.wrapped else self._current.prepare_messages(messages, parameters)
 
     def _fall_back(self, error: ModelAPIError) -> bool:
-        why = why_unable(error) if self._left else None
+        why = why_unable(error) if self._fallbacks else None
         if why is None:
             return False
-        unable, self._current = self._current, self._left.pop(0)
-        if self._changed is not None:
-            self._changed(unable.model_name, why, self._current.model_name)
+        unable, self._current = self._current, self._fallbacks.pop(0)
+        if self._on_fallback is not None:
+            self._on_fallback(unable.model_name, why, self._current.model_name)
         return True
 
     @contextmanager
-    def _named(self) -> Iterator[None]:
+    def _model_timeout(self) -> Iterator[None]:
         try:
             yield
         except TimeoutError as late:

@@ -31,7 +31,7 @@ from covenant.agents.model.tool_specs import (
     joined,
     label,
     list_remotes,
-    plain,
+    one_line,
     specs_of,
     tool,
 )
@@ -60,15 +60,15 @@ FAILURES_MAX: Final = 2
 PARALLEL_MAX: Final = 16
 ERR: Final = "ERR: "
 
-Short = Annotated[str, msgspec.Meta(min_length=1, max_length=1_000)]
-Words = Annotated[str, msgspec.Meta(min_length=1, max_length=200_000)]
+ShortText = Annotated[str, msgspec.Meta(min_length=1, max_length=1_000)]
+LongText = Annotated[str, msgspec.Meta(min_length=1, max_length=200_000)]
 Url = Annotated[str, msgspec.Meta(min_length=1, max_length=8_192)]
 FilePath = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolServices:
-    """The services that this daemon offers to its agents. None: not configured."""
+    """The services that this daemon offers to its agents. A service that is not configured is None."""
 
     directory: AgentDirectory
     pages: WebPages | None = None
@@ -78,10 +78,10 @@ class ToolServices:
 
     @property
     def abilities(self) -> frozenset[str]:
-        there = {
+        available = {
             "/agent": True,
             "/parallel": True,
-            "/a2a": self.directory.reaches_out,
+            "/a2a": self.directory.has_remote,
             MCP: self.mcp is not None and bool(self.mcp.tenants),
             "/fetch": self.pages is not None,
             "/search": self.search is not None,
@@ -89,12 +89,12 @@ class ToolServices:
             "/write": True,
             ASK: True,
         }
-        return frozenset(command for command, is_there in there.items() if is_there)
+        return frozenset(command for command, is_available in available.items() if is_available)
 
 
 class AgentMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    agent: Short
-    message: Words
+    agent: ShortText
+    message: LongText
 
 
 AgentMessages = Annotated[tuple[AgentMessage, ...], msgspec.Meta(min_length=1, max_length=PARALLEL_MAX)]
@@ -104,7 +104,7 @@ class ToolFailed(Exception):
     """A tool failed. The message tells the model why."""
 
 
-async def ask(job: Job, name: str, what: Sendable) -> Answer:
+async def call_agent(job: Job, name: str, what: Sendable) -> Answer:
     """Calls another agent as part of this job. Waits and retries once if calls come too fast."""
     call = Call(agent=name, what=what)
     try:
@@ -116,7 +116,7 @@ async def ask(job: Job, name: str, what: Sendable) -> Answer:
         return await job.calls.one(call)
 
 
-def made_by(answer: Answer) -> list[Artifact]:
+def files_of(answer: Answer) -> list[Artifact]:
     """The files and data of an answer, without the artifacts of tool uses and sub-agents."""
     return [
         artifact
@@ -135,44 +135,44 @@ class Toolbox:
         *,
         remembers: bool = True,
         advise: Callable[[str], Awaitable[str]] | None = None,
-        holds_files: bool = False,
+        hold_files: bool = False,
     ) -> None:
-        """`remembers`: the agent has a memory. An agent that exists for one request has none.
+        """`remembers`: whether the agent has a memory. An agent that exists for one request has none.
 
-        `advise`: asks the advisor. `holds_files`: written files are held back until `give_files`.
+        `advise`: asks the advisor. `hold_files`: written files are held back until `write_held_files`.
         """
         self._job = job
         self._output = output
         self._definition = definition
         self._services = services
         self._tenant = job.holder.display.partition("@")[2]
-        there = services.abilities
+        available = services.abilities
         if not remembers:
-            there -= {"/mem"}
-        if not services.directory.known(self._tenant):
-            there -= {"/a2a"}
+            available -= {"/mem"}
+        if not services.directory.remote_cards(self._tenant):
+            available -= {"/a2a"}
         if services.mcp is None or self._tenant not in services.mcp.tenants:
-            there -= {MCP}
+            available -= {MCP}
         if services.search is None or not services.search.serves(self._tenant):
-            there -= {"/search"}
+            available -= {"/search"}
         if advise is not None:
-            there |= {"/advise"}
+            available |= {"/advise"}
         self._native = job.task.origin == NATIVE
         if self._native:
-            there |= {"/read", "/list"}
-        self.commands = usable(definition, there)
+            available |= {"/read", "/list"}
+        self.commands = usable(definition, available)
         self._round = 0
-        self._room = SHARED_BYTES_MAX
+        self._result_bytes_left = SHARED_BYTES_MAX
         self._pages_left = PAGES_MAX
-        self._files_room = FILE_BYTES_MAX
-        self._kept: dict[str, str] = {}
+        self._file_bytes_left = FILE_BYTES_MAX
+        self._kept_files: dict[str, str] = {}
         """This turn's files that are kept in the conversation, by name."""
-        self._files: dict[str, Content] | None = {} if holds_files else None
+        self._files: dict[str, Content] | None = {} if hold_files else None
         self._advise = advise
         self._consults_left = CONSULTS_MAX
         self._failures: dict[tuple[str, bytes], int] = {}
-        self._asking: dict[str, Answer] = {}
-        """Agents whose question waits for the model's answer."""
+        self._waiting: dict[str, Answer] = {}
+        """Questions of called agents that the model has not answered yet, by the agent's name."""
 
     @property
     def specs(self) -> list[ToolSpec]:
@@ -185,50 +185,50 @@ class Toolbox:
         local, remote = "/agent" in self.commands or "/parallel" in self.commands, "/a2a" in self.commands
         return self._services.directory.text(self._tenant, without=self._definition.id, local=local, remote=remote)
 
-    def asks_user(self, name: str, given: Mapping[str, Any]) -> bool:
+    def asks_user(self, name: str, arguments: Mapping[str, Any]) -> bool:
         """Whether this is a valid question to the user, which no tool answers."""
         spec = TOOL_SPECS.get(name)
         if spec is None or spec.command != ASK or ASK not in self.commands:
             return False
-        question = given.get("question")
+        question = arguments.get("question")
         return isinstance(question, str) and bool(question.strip())
 
-    def needs_approval(self, name: str, given: Mapping[str, Any]) -> bool:
+    def needs_approval(self, name: str, arguments: Mapping[str, Any]) -> bool:
         """Whether a person must approve this use: by the tool's name, its command, or as `server.tool` of MCP."""
         needs, spec = self._definition.needs_approval, TOOL_SPECS.get(name)
         if not needs or spec is None:
             return False
-        server, tool = given.get("server"), given.get("tool")
+        server, tool = arguments.get("server"), arguments.get("tool")
         named = {name, spec.command, spec.command.removeprefix("/")}
         if name == "mcp_call":
             named |= {f"{server}.{tool}", f"{tool}"}
         return any(each.strip() in named for each in needs)
 
-    async def use(self, name: str, given: Mapping[str, Any], round_: int) -> str:
+    async def use(self, name: str, arguments: Mapping[str, Any], round_: int) -> str:
         """Runs a tool; returns its framed result. `round_` counts the model's answers in this turn, from 1."""
         if round_ != self._round:
-            self._round, self._room, self._pages_left = round_, SHARED_BYTES_MAX, PAGES_MAX
+            self._round, self._result_bytes_left, self._pages_left = round_, SHARED_BYTES_MAX, PAGES_MAX
         spec = TOOL_SPECS.get(name)
-        key, began_s = (name, msgspec.json.encode(given)), monotonic()
-        with self._job.model_calls.watch_tool(self._job, _span_name(spec, given)) as use:
+        key, began_s = (name, msgspec.json.encode(arguments)), monotonic()
+        with self._job.model_calls.watch_tool(self._job, _span_name(spec, arguments)) as use:
             try:
-                body, ok = await self._run(spec, name, given, key)
+                body, ok = await self._run(spec, name, arguments, key)
             except ChildQuestionsRaised:
                 use.deferred = True
                 raise
             use.failed = None if ok else "tool_failed"
-        self._output.tool(label(name, given), ok=ok, took_ms=round((monotonic() - began_s) * 1_000))
+        self._output.record_tool(label(name, arguments), ok=ok, took_ms=round((monotonic() - began_s) * 1_000))
         command = spec.command.removeprefix("/") if spec is not None else name
-        text, took = framed(command, name, given, body, self._room)
-        self._room -= took
+        text, took = framed(command, name, arguments, body, self._result_bytes_left)
+        self._result_bytes_left -= took
         return text
 
     async def _run(
-        self, spec: ToolSpec | None, name: str, given: Mapping[str, Any], key: tuple[str, bytes]
+        self, spec: ToolSpec | None, name: str, arguments: Mapping[str, Any], key: tuple[str, bytes]
     ) -> tuple[str, bool]:
         """The tool's text, and whether the tool succeeded."""
         try:
-            if spec is not None and spec.command == "/a2a" and not self._services.directory.known(self._tenant):
+            if spec is not None and spec.command == "/a2a" and not self._services.directory.remote_cards(self._tenant):
                 raise ToolFailed("A2A unavailable in this context")
             if spec is None or spec.command not in self.commands:
                 raise ToolFailed(f"{name} is not among the tools of this agent")
@@ -236,26 +236,26 @@ class Toolbox:
                 raise ToolFailed(f"tools may be used in {ROUNDS_MAX} rounds, and all are used up; answer now")
             if self._failures.get(key, 0) >= FAILURES_MAX:
                 raise ToolFailed("this call failed before with the same arguments; try something else")
-            args = _read(spec, given)
+            args = _parse_arguments(spec, arguments)
             return await spec.run(self, **msgspec.structs.asdict(args)), True
         except (ToolFailed, CovenantError) as error:
             self._failures[key] = self._failures.get(key, 0) + 1
             return f"{ERR}{error}", False
 
     @tool("/agent", "Hand a task to another agent, and get its answer.")
-    async def agent(self, agent: Short, message: Words) -> str:
+    async def agent(self, agent: ShortText, message: LongText) -> str:
         known = {listed.name for listed in self._services.directory.local(self._tenant)} - {INDEX, self._definition.id}
         if agent not in known:
             raise ToolFailed(f"there is no agent {agent!r}; the agents are: {', '.join(sorted(known)) or 'none'}")
         return await self._call(agent, message)
 
     async def _call(self, name: str, message: str) -> str:
-        asking = self._asking.pop(name, None)
-        if asking is None:
-            answer = await ask(self._job, name, message)
+        question = self._waiting.pop(name, None)
+        if question is None:
+            answer = await call_agent(self._job, name, message)
         else:
-            answer = await self._job.calls.answer(asking, message)
-        self._output.sub(name, self._job.task.depth + 1, answer.text)
+            answer = await self._job.calls.answer(question, message)
+        self._output.record_answer(name, self._job.task.depth + 1, answer.text)
         return self._result_text(name, answer)
 
     def _result_text(self, name: str, answer: Answer) -> str:
@@ -263,14 +263,14 @@ class Toolbox:
             # A model must not approve in place of a person.
             raise ChildQuestionsRaised((question_of(name, answer),))
         if answer.waits:
-            self._asking[name] = answer
+            self._waiting[name] = answer
             return f"{name} asks: {answer.text}\n(call {name} again; your message will be the answer)"
         if not answer.ok:
             raise ToolFailed(_failure_text(answer) or f"{name} failed")
-        names = [artifact.name for artifact in made_by(answer) if artifact.name]
-        return f"{answer.text}\n(it also made: {', '.join(map(plain, names))})" if names else answer.text
+        names = [artifact.name for artifact in files_of(answer) if artifact.name]
+        return f"{answer.text}\n(it also made: {', '.join(map(one_line, names))})" if names else answer.text
 
-    def answered(self, name: str, answer: Answer) -> ChildResult:
+    def child_result(self, name: str, answer: Answer) -> ChildResult:
         """The result of a called agent after a person has answered its question."""
         try:
             return ChildResult(name, self._result_text(name, answer), ok=True)
@@ -278,17 +278,17 @@ class Toolbox:
             return ChildResult(name, f"{ERR}{error}", ok=False)
 
     def resume(
-        self, name: str, given: Mapping[str, Any], answers: Sequence[str | None], results: Sequence[ChildResult]
+        self, name: str, arguments: Mapping[str, Any], answers: Sequence[str | None], results: Sequence[ChildResult]
     ) -> str:
         """The framed result of a deferred use (`ChildQuestionsRaised`), once all called agents have answered."""
         for result in results:
-            self._output.sub(result.agent, self._job.task.depth + 1, result.text)
+            self._output.record_answer(result.agent, self._job.task.depth + 1, result.text)
         left = iter(results)
         texts = [text if text is not None else next(left).text for text in answers]
-        agents = [str(call.get("agent", "")) for call in given.get("calls", ()) if isinstance(call, Mapping)]
+        agents = [str(call.get("agent", "")) for call in arguments.get("calls", ()) if isinstance(call, Mapping)]
         body = joined(agents, texts) if name == "parallel" else texts[0]
-        self._output.tool(label(name, given), ok=all(result.ok for result in results))
-        framed_text, _ = framed(TOOL_SPECS[name].command.removeprefix("/"), name, given, body, SHARED_BYTES_MAX)
+        self._output.record_tool(label(name, arguments), ok=all(result.ok for result in results))
+        framed_text, _ = framed(TOOL_SPECS[name].command.removeprefix("/"), name, arguments, body, SHARED_BYTES_MAX)
         return framed_text
 
     @tool("/parallel", f"Hand tasks to up to {PARALLEL_MAX} agents at once, and get all their answers.")
@@ -308,39 +308,39 @@ class Toolbox:
 
     @tool("/a2a", "List the remote agents.")
     async def a2a_list(self) -> str:
-        return list_remotes(self._services.directory.known(self._tenant))
+        return list_remotes(self._services.directory.remote_cards(self._tenant))
 
     @tool("/a2a", "Show a remote agent's card.")
-    async def a2a_card(self, name: Short) -> str:
-        kept = self._remote(name)
-        if kept.card is None:
-            raise ToolFailed(f"card fetch failed: {kept.trouble}")
-        return describe_card(kept.card)
+    async def a2a_card(self, name: ShortText) -> str:
+        entry = self._remote(name)
+        if entry.card is None:
+            raise ToolFailed(f"card fetch failed: {entry.error}")
+        return describe_card(entry.card)
 
     @tool("/a2a", "Send a message to a remote agent, and get its answer. It sees this text and nothing else.")
-    async def a2a_call(self, name: Short, message: Words) -> str:
+    async def a2a_call(self, name: ShortText, message: LongText) -> str:
         self._remote(name)
         return await self._call(name, message)
 
     def _remote(self, name: str) -> RemoteCardEntry:
-        kept = self._services.directory.known(self._tenant).get(name)
-        if kept is None:
+        entry = self._services.directory.remote_cards(self._tenant).get(name)
+        if entry is None:
             raise ToolFailed(f"unknown remote agent {name!r}; see /a2a list")
-        return kept
+        return entry
 
     @tool(MCP, "List the tools of the MCP servers, or of one.")
     async def mcp_tools(self, server: str | None = None) -> str:
         assert self._services.mcp is not None
         offered = await self._services.mcp.list(self._tenant, self._definition)
         lines = [
-            f"{tool.full_name} — {plain(tool.description)}\n  takes: {plain(schema)}"
+            f"{tool.full_name} — {one_line(tool.description)}\n  takes: {one_line(schema)}"
             for tool, schema in offered
             if server in (None, "", tool.server)
         ]
         return "\n".join(lines) or "no tools"
 
     @tool(MCP, "Call a tool of an MCP server.")
-    async def mcp_call(self, server: Short, tool: Short, arguments: Mapping[str, Any] = {}) -> str:
+    async def mcp_call(self, server: ShortText, tool: ShortText, arguments: Mapping[str, Any] = {}) -> str:
         assert self._services.mcp is not None
         mcp, definition = self._services.mcp, self._definition
         answer = await mcp.call(self._tenant, definition, server, tool, arguments)
@@ -357,7 +357,7 @@ class Toolbox:
         return await self._services.pages.read(url)
 
     @tool("/search", "Search the web.")
-    async def search(self, query: Short) -> str:
+    async def search(self, query: ShortText) -> str:
         assert self._services.search is not None
         if self._pages_left <= 0:
             raise ToolFailed(f"at most {PAGES_MAX} pages may be read in one round")
@@ -370,7 +370,7 @@ class Toolbox:
         return self._services.memories.of(self._tenant, self._definition.id)
 
     @tool("/mem", "Remember something beyond this task.")
-    async def mem_write(self, text: Words, title: str = "") -> str:
+    async def mem_write(self, text: LongText, title: str = "") -> str:
         note = await self._memory.write(text, title)
         return f"OK: note {note.id}"
 
@@ -384,7 +384,7 @@ class Toolbox:
         return "\n".join(map(_headline, await self._memory.notes())) or "no notes"
 
     @tool("/mem", "Find notes by their words.")
-    async def mem_search(self, query: Short) -> str:
+    async def mem_search(self, query: ShortText) -> str:
         found = await self._memory.search(query)
         return "\n".join(f"{_headline(note)}\n{note.text}" for note in found) or "no notes match"
 
@@ -393,7 +393,7 @@ class Toolbox:
         return f"OK: {await self._memory.clear(id)} forgotten"
 
     @tool("/advise", "Ask your advisor before you go on.")
-    async def advise(self, question: Words) -> str:
+    async def advise(self, question: LongText) -> str:
         assert self._advise is not None
         if self._consults_left <= 0:
             raise ToolFailed(f"the advisor may be asked {CONSULTS_MAX} times in one turn; go on without it")
@@ -401,28 +401,28 @@ class Toolbox:
         return await self._advise(question)
 
     @tool(ASK, "Ask the user something that you need to know. Ask only what nobody else can tell you.")
-    async def ask_user(self, question: Words) -> str:
+    async def ask_user(self, question: LongText) -> str:
         raise ToolFailed(f"the user cannot be asked here: {question!r}")
 
-    def give_files(self) -> None:
+    def write_held_files(self) -> None:
         """Gives out the files that were held back."""
         files, self._files = self._files or {}, None
         for file in files.values():
-            self._output.give(file)
+            self._output.write_content(file)
 
     @tool("/write", "Give the user a file, as part of the answer.")
     async def write(self, path: FilePath, content: str, *, persist: bool = False) -> str:
         data = content.encode()
-        if len(data) > self._files_room:
+        if len(data) > self._file_bytes_left:
             raise ToolFailed(f"the files of one turn may have at most {FILE_BYTES_MAX} bytes together")
-        self._files_room -= len(data)
+        self._file_bytes_left -= len(data)
         file = turn_files.file(path, data, media_type="text/plain")
         if persist and self._native:
             assert isinstance(file, Resource)
             file = msgspec.structs.replace(file, metadata={KEPT: True})
-            self._kept[file_name_of(path)] = content
+            self._kept_files[file_name_of(path)] = content
         if self._files is None:
-            self._output.give(file)
+            self._output.write_content(file)
         else:
             self._files[path] = file
         where = (
@@ -433,34 +433,34 @@ class Toolbox:
     @tool("/read", "Read a file that was kept in this conversation.")
     async def read(self, path: FilePath) -> str:
         name = file_name_of(path)
-        found = {**await self._job.kept_files(), **self._kept}
+        found = {**await self._job.kept_files(), **self._kept_files}
         if name not in found:
             raise ToolFailed(f"no file {name!r} was kept in this conversation")
         return found[name]
 
     @tool("/list", "List the files that were kept in this conversation.")
     async def list_files(self) -> str:
-        found = {**await self._job.kept_files(), **self._kept}
-        lines = (f"{plain(name)}, {len(text.encode())} bytes" for name, text in sorted(found.items()))
+        found = {**await self._job.kept_files(), **self._kept_files}
+        lines = (f"{one_line(name)}, {len(text.encode())} bytes" for name, text in sorted(found.items()))
         return "\n".join(lines) or "no files"
 
 
 TOOL_SPECS: Final = specs_of(Toolbox)
 
 
-def _span_name(spec: ToolSpec | None, given: Mapping[str, Any]) -> str:
+def _span_name(spec: ToolSpec | None, arguments: Mapping[str, Any]) -> str:
     """The tool's name in its span; `server.tool` for a tool of an MCP server."""
     if spec is None:
         return "unknown"
-    server, tool = given.get("server"), given.get("tool")
+    server, tool = arguments.get("server"), arguments.get("tool")
     if spec.name == "mcp_call" and is_name(server) and is_name(tool):
         return f"{server}.{tool}"
     return spec.name
 
 
-def _read(spec: ToolSpec, given: Mapping[str, Any]) -> msgspec.Struct:
+def _parse_arguments(spec: ToolSpec, arguments: Mapping[str, Any]) -> msgspec.Struct:
     try:
-        return msgspec.convert(dict(given), spec.takes)
+        return msgspec.convert(dict(arguments), spec.arguments_type)
     except msgspec.ValidationError as wrong:
         raise ToolFailed(f"usage: {wrong}") from None
 

@@ -61,7 +61,7 @@ class RemoteFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of a call. `state` is `completed`, or `failed`, `canceled`, `rejected`, or `input-required`."""
+    """The outcome of a call. `state`: `completed`, `failed`, `canceled`, `rejected`, or a question (`waits`)."""
 
     text: str
     """The final message, or the artifacts' text if that is the answer; or the error."""
@@ -132,20 +132,20 @@ class AgentCalls:
         self._made: dict[TaskId, str | None] = {}
         """The children of this task, each with the name of its remote agent, if it has one."""
         self._last_ms: int | None = None
-        """When a remote agent was called last."""
+        """The time of the last call of a remote agent."""
         self._charged: set[TaskId] = set()
         self._recalled: asyncio.Task[None] | None = None
 
     async def one(self, call: Call, *, step: str = "") -> Answer:
         (delegated,) = await self._prepare((call,), step)
-        async with self._job.slot.lent():
+        async with self._job.slot.released():
             return await self._perform(delegated)
 
     async def all(self, calls: Sequence[Calling], *, step: str = "") -> tuple[Answer, ...]:
         if not calls:
             return ()
         delegated = await self._prepare(calls, step)
-        async with self._job.slot.lent():
+        async with self._job.slot.released():
             answers = await self._gather(delegated, None)
         return tuple(answers[place] for place in range(len(calls)))
 
@@ -154,7 +154,7 @@ class AgentCalls:
         if not 1 <= checked("count", wanted, int) <= len(calls):
             raise Invalid("invalid_quorum", f"a quorum of {wanted} needs as many calls; there are {len(calls)}")
         delegated = await self._prepare(calls, step)
-        async with self._job.slot.lent():
+        async with self._job.slot.released():
             answers = tuple((await self._gather(delegated, wanted)).values())
         done = tuple(answer for answer in answers if answer.ok)[:wanted]
         if len(done) < wanted:
@@ -166,8 +166,8 @@ class AgentCalls:
         child_id = TaskId(checked("call", child.task_id if isinstance(child, Answer) else child, str))
         parts, job = parts_of(checked("what", what, Sendable)), self._job
         message_id = self._next_id(step, "answer", child_id, digest_of(parts))
-        await job.check_going_on()
-        async with job.slot.lent():
+        await job.ensure_running()
+        async with job.slot.released():
             return self._answered(await self._delegations.answer(child_id, job.task, parts, message_id))
 
     def _next_id(self, step: str, *what: str) -> TaskId:
@@ -180,8 +180,8 @@ class AgentCalls:
     async def pass_on(self, child_id: TaskId, decision: PersonDecision | None, place: str) -> Answer:
         """Sends a person's decision to a child that asks for it. None: the person has told the child directly."""
         job, message_id = self._job, derived_task_id(child_id, "decision", place)
-        await job.check_going_on()
-        async with job.slot.lent():
+        await job.ensure_running()
+        async with job.slot.released():
             return self._answered(await self._delegations.pass_on(child_id, job.task, decision, message_id))
 
     async def _prepare(self, calls: Sequence[Calling], step: str) -> list[DelegatedTask]:
@@ -229,7 +229,7 @@ class AgentCalls:
         else:
             task_id = self._next_id(step, callee.name, digest_of(parts))
         until_ms = await delegations.until_ms(job.task, call.timeout_ms, job.left_ms)
-        delegated = delegations.delegated(
+        delegated = delegations.build(
             job.task, job.holder, callee, parts, task_id=task_id, until_ms=until_ms, idempotent=call.idempotent
         )
         return delegated, callee
@@ -238,12 +238,12 @@ class AgentCalls:
         limits, now_ms = self._delegations.limits, self._delegations.ledger.clock.monotonic_ms()
         if len(self._made) + len(new) > limits.children_max:
             raise CallLimit(INVOCATION_LIMIT, f"this task has made all its {limits.children_max} calls")
-        elsewhere = {task_id: callee.name for task_id, callee in new.items() if callee.elsewhere}
-        if elsewhere:
+        remote = {task_id: callee.name for task_id, callee in new.items() if callee.is_remote}
+        if remote:
             called = [name for name in self._made.values() if name is not None]
-            if len(called) + len(elsewhere) > limits.calls_max:
+            if len(called) + len(remote) > limits.calls_max:
                 raise CallLimit(INVOCATION_LIMIT, f"this task may call remote agents at most {limits.calls_max} times")
-            if len({*called, *elsewhere.values()}) > limits.agents_max:
+            if len({*called, *remote.values()}) > limits.agents_max:
                 raise CallLimit(
                     UNIQUE_AGENT_LIMIT, f"this task may call at most {limits.agents_max} different remote agents"
                 )
@@ -259,9 +259,9 @@ class AgentCalls:
             if paced:
                 self._last_ms = now_ms
         for task_id, callee in new.items():
-            self._made[task_id] = elsewhere.get(task_id)
+            self._made[task_id] = remote.get(task_id)
             if why := self._delegations.absence(callee):
-                self._job.say(StatusUpdate(f"a call waits: {why}"))
+                self._job.add_update(StatusUpdate(f"a call waits: {why}"))
 
     async def _recall(self) -> None:
         """Counts the calls of earlier turns and attempts: the limits are the task's."""
@@ -275,7 +275,7 @@ class AgentCalls:
                 continue
             if job.leased.turn > 1 and child.result_status is not None:
                 self._charged.add(child.task_id)  # charged by an earlier turn, whose usage still counts
-            name = _elsewhere(child.task)
+            name = _remote_name(child.task)
             self._made[child.task_id] = name
             if job.spending.budget is not None and child.result_status is None:
                 target = target_of(child.task)
@@ -286,12 +286,12 @@ class AgentCalls:
                 self._last_ms = made_ms if self._last_ms is None else max(self._last_ms, made_ms)
 
     async def _perform(self, delegated: DelegatedTask) -> Answer:
-        await self._job.check_going_on()
+        await self._job.ensure_running()
         try:
             return self._answered(await self._delegations.perform(delegated))
         except asyncio.CancelledError:
             if self._job.stopping is None and not self._job.over:
-                # The author does not wait for it any more. A stop of the whole job decides about its calls.
+                # Only this call was canceled. Calls of a job that stops go on, or end as orphans of its task.
                 await self._withdraw(delegated.task)
             raise
         except Refusal:
@@ -364,7 +364,7 @@ def _remote_failure(result: Result | None) -> RemoteFailure | None:
     return msgspec.convert(found, RemoteFailure) if found is not None else None
 
 
-def _elsewhere(task: Task) -> str | None:
+def _remote_name(task: Task) -> str | None:
     """The callee's name, as `Callee.name` has it; None for a local one."""
     target = target_of(task)
     return None if target is None else task.recipient.pubkey + target.label

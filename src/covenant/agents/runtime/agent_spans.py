@@ -28,7 +28,7 @@ TOKENS: Final = {"input_tokens": tracing.INPUT_TOKENS, "output_tokens": tracing.
 
 
 def begin_attempt(tracer: Tracer, leased: LeasedTask) -> tuple[Span, LeasedTask]:
-    """Begins the span of an attempt; returns it with the task as part of that span, so that its calls are below it."""
+    """Begins the span of an attempt. Returns it, and the leased task with that span as parent of its calls."""
     task, lease = leased.task, leased.lease
     attributes = tracing.attributes_of(task)
     attributes |= {

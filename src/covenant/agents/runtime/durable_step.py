@@ -21,7 +21,7 @@ from covenant.agents.runtime.turn_limits import RunOnLoop
 from covenant.model.errors import Conflict, WrongType
 from covenant.model.question import Question
 from covenant.model.task_event import StepFailure, StepUpdate
-from covenant.wire.json_input import TOLD_NESTING_MAX
+from covenant.wire.json_input import A2A_NESTING_MAX
 from covenant.wire.validation import checked
 
 RESULT_BYTES_MAX: Final = 256 * 1024
@@ -76,8 +76,8 @@ def inside_step(steps: DurableSteps, name: str) -> Iterator[None]:
 
 
 def refuse_nested(steps: DurableSteps) -> None:
-    """Refuses a step or wait within a step: a wait would wait for the step's own end, and a replay skips the outer
-    step, so nobody would ask for the inner one. An agent that a step calls is in another turn."""
+    """Refuses a step or wait within a step. A wait would wait for the end of its own step; and a replay skips the outer
+    step, so the inner one would be missing. An agent that a step calls is in another turn."""
     outer = step_here(steps)
     if outer:
         raise StepError("step_nested", f"step {outer!r} contains a step or a wait; put it before or after that step")
@@ -152,7 +152,7 @@ def cancel_again() -> None:
 
 
 def perform_sync_step(steps: DurableSteps, name: str, function: Callable[[], T], ask: RunOnLoop) -> T:
-    """The same in a thread, which asks the event loop for the ledger's part. Only its turn's end can cancel it."""
+    """`perform_step` for a thread, which asks the event loop to write. Only the end of its turn cancels it."""
     step = ask(lambda: steps.begin(name))
     if step.found is not None:
         done: T = _kept(step.found)
@@ -171,9 +171,9 @@ def perform_sync_step(steps: DurableSteps, name: str, function: Callable[[], T],
     return kept
 
 
-async def finish(doing: Awaitable[T]) -> tuple[T, bool]:
-    """Finishes a write even if the caller is canceled; returns its result, and whether a cancel came meanwhile."""
-    writing, canceled = asyncio.ensure_future(doing), False
+async def finish(write: Awaitable[T]) -> tuple[T, bool]:
+    """Awaits a write to its end, even if the caller is canceled. Returns its result, and whether a cancel came."""
+    writing, canceled = asyncio.ensure_future(write), False
     while not writing.done():
         try:
             await asyncio.wait((writing,))
@@ -186,7 +186,7 @@ async def finish(doing: Awaitable[T]) -> tuple[T, bool]:
 
 def as_json(step: AskedStep, value: Any, bytes_max: int = RESULT_BYTES_MAX) -> Any:
     try:
-        plain = checked("result", msgspec.to_builtins(value, str_keys=True), Any, TOLD_NESTING_MAX)
+        plain = checked("result", msgspec.to_builtins(value, str_keys=True), Any, A2A_NESTING_MAX)
         size = len(_encode(plain))
     except (TypeError, ValueError, RecursionError, WrongType) as wrong:
         raise StepError("step_result", f"the result of step {step.name!r} cannot be written as JSON: {wrong}") from None

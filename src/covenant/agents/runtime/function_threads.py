@@ -19,8 +19,8 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import Any, Final
 
-LINES_MAX: Final = 256
-"""The most texts that a thread may be ahead of the event loop; then it waits."""
+ITEMS_MAX: Final = 256
+"""The most texts and requests in a channel. A thread that is further ahead of the event loop waits."""
 
 log = logging.getLogger(__name__)
 
@@ -47,14 +47,14 @@ class ThreadRequest:
         except asyncio.CancelledError:
             self.answer.set_exception(TurnStopped())
             raise
-        except Exception as error:  # noqa: BLE001  (it is the thread's to handle)
+        except Exception as error:  # noqa: BLE001  (the thread handles it)
             self.answer.set_exception(error)
         else:
             self.answer.set_result(done)
 
 
 class ThreadChannel:
-    """From one thread to the event loop: texts and requests, in order. `close` ends it, from the loop's side."""
+    """Carries texts and requests, in order, from one thread to the event loop. The loop ends it with `close`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -68,7 +68,7 @@ class ThreadChannel:
         self._put(text)
 
     def ask(self, do: Callable[[], Any]) -> Any:
-        """Has the loop do something, or await it, and waits for the result."""
+        """Runs a function on the event loop, awaits its result there if need be, and returns the result."""
         question = ThreadRequest(do)
         self._put(question)
         return question.answer.result()
@@ -79,7 +79,7 @@ class ThreadChannel:
 
     def _put(self, item: str | ThreadRequest | None) -> None:
         with self._changed:
-            while len(self._items) >= LINES_MAX and not self._closed:
+            while len(self._items) >= ITEMS_MAX and not self._closed:
                 self._changed.wait()
             if self._closed:
                 raise TurnStopped
@@ -119,22 +119,26 @@ def stop_waiting(items: deque[str | ThreadRequest | None]) -> None:
 
 
 class AgentThreads:
-    """The threads of one agent: `most` at once. Must be used on the event loop."""
+    """The threads of one agent, at most `threads_max` at once. Must be used on the event loop."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, threads_max: int) -> None:
+        self._threads_max = threads_max
         self.running = 0
         self.abandoned = 0
         """How many running threads belong to turns that are over."""
         self._freed = asyncio.Event()
+
+    def resize(self, threads_max: int) -> None:
+        self._threads_max = threads_max
+        self._freed.set()
 
     async def run(
         self, work: Callable[[ThreadChannel], None], on_text: Callable[[str], Awaitable[None] | None], name: str
     ) -> None:
         """Does this work in a thread and passes its texts to `on_text`, until both have ended.
 
-        Raises the work's exception. If this is canceled, the channel is closed and the thread is waited for; if it is
-        canceled again, or its own awaiter leaves, the thread is on its own.
+        Raises the work's exception. A first cancel closes the channel and waits for the thread; a second one leaves the
+        thread running.
         """
         await self._wait_for_place(name)
         loop = asyncio.get_running_loop()
@@ -163,9 +167,10 @@ class AgentThreads:
         log.debug("agent.thread_ended", extra={"agent": name, "abandoned": self.abandoned})
 
     async def _wait_for_place(self, name: str) -> None:
-        if self.running >= self.most:
-            log.warning("agent.threads_used_up", extra={"agent": name, "abandoned": self.abandoned, "most": self.most})
-        while self.running >= self.most:
+        if self.running >= self._threads_max:
+            extra = {"agent": name, "abandoned": self.abandoned, "most": self._threads_max}
+            log.warning("agent.threads_used_up", extra=extra)
+        while self.running >= self._threads_max:
             self._freed.clear()
             await self._freed.wait()
         self.running += 1

@@ -2,7 +2,7 @@
 
 The agent's output is buffered (`job_buffer`). An agent that sends everything at once and ends costs one record.
 
-A job ends once, in the first way that was named. Output after that, or after the job was stopped, is dropped.
+A job ends once: the first call that ends it counts. Output after that, or after the job was stopped, is dropped.
 """
 
 from __future__ import annotations
@@ -44,14 +44,13 @@ HELD: Final = "held"
 # Read through their classes, whose metaclass has a hook, these would take fifty times as long.
 _OK, _COMPLETED = ResultStatus.OK, Ending.COMPLETED
 log = logging.getLogger(__name__)
-_encode = msgspec.json.Encoder().encode
 
 
 class RunnableAgent(Protocol):
     """Does an agent's work: one turn a call, any number of turns at once."""
 
     async def run(self, job: Job) -> None:
-        """Writes the output and ends the job. Returning without any output completes it."""
+        """Writes the output and ends the job. Returning without ending the job completes it."""
 
 
 class Job(JobBuffer):
@@ -80,14 +79,14 @@ class Job(JobBuffer):
         self, leased: LeasedTask, holder: AgentId, services: JobServices, threads: AgentThreads, slot: TurnSlot
     ) -> None:
         self.full = False
-        """The agent should wait for `room`."""
+        """The buffer is full: the agent should wait for `room`."""
         self.finishing = False
         self.ended = False
-        """How it ends is known: by a result, a question, or a further attempt."""
+        """The end of the job is decided: a result, a question, or a further attempt."""
         self.parking: asyncio.Future[None] | None = None
         """Set while the task is being parked, and a signal that lets the turn go on may still be found."""
         self.failure = ""
-        """Why the agent failed: a code that its retries can name."""
+        """Why the agent failed: a code that `retry_on` can name."""
         self.stopping: str | None = None
         """Why the job is being stopped."""
         self.runner: asyncio.Task[None] | None = None
@@ -115,7 +114,7 @@ class Job(JobBuffer):
             self.span, leased = begin_attempt(services.tracer, leased)
         super().__init__(services.ledger, services.files, leased, holder)
         self.begun_before: Final = leased.continues or leased.lease.attempt > 1
-        """An earlier lease of this turn may have left something behind."""
+        """An earlier lease of this turn may have written steps or output."""
         self.threads: Final = threads
         self.slot = slot
         self._services = services
@@ -143,11 +142,11 @@ class Job(JobBuffer):
 
     def spend(self, amounts: dict[str, float], *, delegated: bool = False) -> str | None:
         """Adds to the usage. Returns why the job is over, if it is. `delegated`: other agents used it for this task."""
-        known = self.notes.get("code")
+        code_before = self.notes.get("code")
         over = self.spending.add(amounts, delegated=delegated)
-        if over is not None and known != BUDGET_EXCEEDED:
+        if over is not None and code_before != BUDGET_EXCEEDED:
             self.fail(over)
-            self._loop.call_soon(self.cut, over)
+            self._loop.call_soon(self.fail_now, over)
         return over
 
     def reserve(self, tokens: int, ask: RunOnLoop | None = None) -> HeldTokens:
@@ -180,12 +179,12 @@ class Job(JobBuffer):
         return self.messages if self._stored_messages is None else self._stored_messages
 
     async def _inline_files(self, files: StoredFiles) -> None:
-        """Gives inline bytes to the agent as they came."""
+        """Replaces stored files by their bytes where the sender sent them inline."""
         messages = self.messages
         if any(type(part) is File for message in messages for part in message.parts):
-            given = [msgspec.structs.replace(each, parts=await files.inlined(each.parts)) for each in messages]
+            inlined = [msgspec.structs.replace(each, parts=await files.inlined(each.parts)) for each in messages]
             self._stored_messages = messages
-            self.leased = msgspec.structs.replace(self.leased, messages=tuple(given))
+            self.leased = msgspec.structs.replace(self.leased, messages=tuple(inlined))
 
     @property
     def has_spent(self) -> bool:
@@ -209,7 +208,7 @@ class Job(JobBuffer):
         self.over = self._mute = True
         self.stopping = HELD
         lease_id, hold_ms = self.leased.lease.lease_id, self.limits.hold_ms
-        await self.leave(
+        await self.end_lease(
             Interrupt(task_id=self.task.id, holder=self.holder, lease_id=lease_id, reason=reason, hold_ms=hold_ms)
         )
         self._stop_runner()
@@ -219,10 +218,10 @@ class Job(JobBuffer):
         if self.runner is not None and self.runner is not asyncio.current_task():
             self.runner.cancel()
 
-    async def check_going_on(self) -> None:
-        """Called before any effect beyond the job's own records.
+    async def ensure_running(self) -> None:
+        """Raises `TurnStopped` if the job is over. Called before any effect beyond the job's own records.
 
-        A function that caught the stop of its turn, as `asyncio.gather` and `TaskGroup` do, is stopped again.
+        So a function that caught the stop of its turn, as `asyncio.gather` and `TaskGroup` do, is stopped again.
         """
         while self.parking is not None:
             await asyncio.wait((self.parking,))
@@ -251,7 +250,7 @@ class Job(JobBuffer):
     def reject(self, message: str, *content: Content) -> None:
         self._end(self._error(message, content), Ending.REJECTED)
 
-    def give_up(self, message: str, *content: Content) -> None:
+    def end_canceled(self, message: str, *content: Content) -> None:
         """Ends as canceled by the agent itself."""
         self._end(self._error(message, content), Ending.CANCELED)
 
@@ -313,7 +312,7 @@ class Job(JobBuffer):
                 await agent.run(self)
             except asyncio.CancelledError:
                 if self.stopping is None and not self.ended:
-                    # Nobody stopped the job: the agent awaited something of its own that was canceled.
+                    # Nobody stopped the job: the agent awaited a task of its own that was canceled.
                     log.warning("agent.failed", exc_info=True, extra=self.fields())
                     self.fail(FAILED)
             except StepError as wrong:
@@ -355,16 +354,16 @@ class Job(JobBuffer):
         if self._retry is not None:
             (after_s, text), now_ms = self._retry, self.now_ms
             wait = Wait(since_ms=now_ms, for_ms=round(after_s * 1000))
-            status = self._noted(announce_attempt(text, self.leased.lease.attempt + 1, after_s, now_ms))
+            status = self._with_notes(announce_attempt(text, self.leased.lease.attempt + 1, after_s, now_ms))
         elif self._parked is not None:
-            updates = (*updates, self._noted(self._parked))
+            updates = (*updates, self._with_notes(self._parked))
         try:
             await self.write_record(updates, self._result, self._ending, wait=wait, status=status)
         except (Invalid, OverLimit) as refusal:
             await self._finish_refused(refusal)
 
     async def _finish_refused(self, refusal: Refusal) -> None:
-        """The output cannot be kept. The end must be recorded: at last without anything of the agent's."""
+        """Records a failure in place of output that the ledger refuses; at last without the agent's metadata, too."""
         log.warning("agent.refused", extra=self.fields(code=refusal.code, reason=refusal.message))
         self._parked, self._retry, self._ending = None, None, Ending.FAILED
         try:
@@ -374,29 +373,28 @@ class Job(JobBuffer):
             self.notes.clear()
             await self.write_record((), error_result(self.task.id, FAILED), Ending.FAILED)
 
-    def _noted(self, parked: StatusUpdate) -> StatusUpdate:
+    def _with_notes(self, parked: StatusUpdate) -> StatusUpdate:
         if not self.notes:
             return parked
         return msgspec.structs.replace(parked, metadata={**(parked.metadata or {}), **self.notes})
 
     def lose(self, why: str) -> None:
-        """Called when the lease is lost: nothing more is written."""
+        """Stops the job because its lease is lost: nothing more is written."""
         self.over = self._mute = True
         self._pending = []
         self._cancel(why)
 
-    def cut(self, message: str) -> None:
+    def fail_now(self, message: str) -> None:
         """Fails the job at once, without waiting for its agent."""
         if self.over:
             return
-        with contextlib.suppress(TurnStopped):
-            self.fail(message)  # closes the open text artifact
+        self.fail(message)  # closes the open text artifact
         self._result, self._ending, self._parked, self._retry = self._error(message, ()), Ending.FAILED, None, None
         self.ended = self._mute = True
         self._cancel(message)
 
     def stop(self) -> bool:
-        """Stops the job because the process ends; `leave` then decides about its work. False: the job has ended."""
+        """Stops the job because the process ends; `end_lease` then decides about its work. False: the job has ended."""
         if self.over or self.ended or self.finishing:
             return False
         self.over = self._mute = True
@@ -420,7 +418,7 @@ class Job(JobBuffer):
                 self._refused(refusal)
         self._close()
 
-    async def leave(self, put_down: Release | Interrupt) -> bool:
+    async def end_lease(self, command: Release | Interrupt) -> bool:
         """After `stop`: writes the output so far; then the work goes back to the queue, or waits for an operator.
 
         False: that could not be written, as when the task was canceled meanwhile.
@@ -431,7 +429,7 @@ class Job(JobBuffer):
         try:
             if pending:
                 await self.write_record(pending)
-            await self._ledger.commit(put_down)
+            await self._ledger.commit(command)
         except Refusal as refusal:
             self._refused(refusal)
             return False
@@ -441,12 +439,12 @@ class Job(JobBuffer):
         if isinstance(refusal, Invalid | OverLimit):
             log.warning("agent.refused", extra=self.fields(code=refusal.code, reason=refusal.message))
             self._pending, self.unfinished = [], None
-            self.cut(f"{FAILED}: {refusal.message}")
+            self.fail_now(f"{FAILED}: {refusal.message}")
             return
         if not isinstance(refusal, Conflict | NotFound | Forbidden):
             log.error("agent.unwritten", extra=self.fields(code=refusal.code, reason=refusal.message))
             if not self.finishing and not self.over:
-                self.cut(f"{FAILED}: {refusal.message}")  # written if the ledger accepts records again
+                self.fail_now(f"{FAILED}: {refusal.message}")  # written if the ledger accepts records again
                 return
         self.lose(refusal.code)
 
@@ -455,7 +453,8 @@ class Job(JobBuffer):
 
     def _end(self, result: Result, ending: Ending) -> None:
         if self.unfinished is not None and not self._mute:
-            self.unfinished()
+            with contextlib.suppress(TurnStopped):  # raised if the closing chunk is over a limit, which ends the job
+                self.unfinished()
         if not self.ended:
             content = result.content
             nameless = len(content) == 1 and type(content[0]) is Text and content[0].filename is None

@@ -1,13 +1,13 @@
 """The records of a job: its updates, buffered until they are written, and its end.
 
 Updates are written several a record. The agent does not wait for the disk, and nobody sees an update before it is
-durable. The buffer is bounded: an agent that is faster than the disk waits for `room`. So is the output of a turn
-(`A2aSettings`). A durable step is written at once, with the output before it.
+durable. The buffer is bounded: an agent that is faster than the disk waits for `room`. The output of a turn is bounded,
+too (`A2aSettings`). A durable step is written at once, with the output before it.
 
 Each record is written once, and in order, even if the ledger goes away meanwhile: the work is done and the lease is
 held, so the job waits until the ledger accepts records again. If the outcome of a write is unknown, the job renews its
-lease: once that succeeds, the write has happened or never will. The steps of the task then tell which. A result needs
-no such look: it can be written twice and is kept once.
+lease: once that succeeds, the write has happened or never will, and the steps of the task show which. A result needs
+no such check: it may be written twice, and the ledger keeps one.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class JobServices(NamedTuple):
-    """Services that the jobs of a worker pool share. `done` is called once for each job, when it has ended."""
+    """The services that the jobs of a worker pool share. The pool's `done` is called once for each job, at its end."""
 
     ledger: Ledger
     loop: asyncio.AbstractEventLoop
@@ -195,7 +195,7 @@ class RecordWriter:
         account, task_id, kept = account_of(self.task), self.task.id, list(advance.updates)
         try:
             for at, update in enumerate(kept):
-                if not isinstance(update, StepUpdate) and files.concerns(update.parts):
+                if not isinstance(update, StepUpdate) and files.may_store(update.parts):
                     parts = await files.store(update.parts, account, task_id)
                     kept[at] = msgspec.structs.replace(update, parts=parts)
             result = advance.result
@@ -240,14 +240,14 @@ class JobBuffer(RecordWriter):
     _room: asyncio.Future[None] | None
     # Implemented by the job.
     fail: Callable[[str], None]
-    cut: Callable[[str], None]
+    fail_now: Callable[[str], None]
     _refused: Callable[[Refusal], None]
 
-    def allow(self, size: int) -> None:
-        """Exempts this many bytes from the limit: they are no output of the agent."""
+    def exempt(self, size: int) -> None:
+        """Exempts this many bytes from the limit of a turn: the daemon writes them, not the agent."""
         self._bytes -= size
 
-    def say(self, update: Update, size: int | None = None, *, last: bool = False) -> None:
+    def add_update(self, update: Update, size: int | None = None, *, last: bool = False) -> None:
         """Adds an update; never waits. `size`: its approximate bytes, if known. `last`: the job ends with it."""
         if self._mute:
             if self.over:
@@ -256,14 +256,14 @@ class JobBuffer(RecordWriter):
         if size is None:
             if update.parts or isinstance(update, ArtifactUpdate):  # most updates of a state have nothing to name
                 update = named_safely(update)
-                if self.files is not None and self.files.concerns(update.parts):
+                if self.files is not None and self.files.may_store(update.parts):
                     self._large = True
             size = len(_encode(update))
         self._updates += 1
         self._bytes += size
         limits = self._services.limits
         if self._updates > limits.turn_updates_max or self._bytes > limits.turn_bytes_max:
-            self._flooded()
+            self._refuse_output()
         pending = self._pending
         pending.append(update)
         self._pending_bytes += size
@@ -297,7 +297,7 @@ class JobBuffer(RecordWriter):
         self._bytes += sum(len(_encode(step)) for step in steps)
         limits = self._services.limits
         if self._updates > limits.turn_updates_max or self._bytes > limits.turn_bytes_max:
-            self._flooded()
+            self._refuse_output()
         updates, self._pending, self._pending_bytes = (*self._pending, *steps), [], 0
         self._make_room()
         try:
@@ -329,7 +329,7 @@ class JobBuffer(RecordWriter):
             self._refused(refusal)
         except Exception:
             log.exception("agent.unwritten", extra=self.fields())
-            self.cut(FAILED)
+            self.fail_now(FAILED)
         finally:
             self._flusher = None
             if self.full:
@@ -343,16 +343,17 @@ class JobBuffer(RecordWriter):
         if room is not None and not room.done():
             room.set_result(None)
 
-    def _flooded(self) -> None:
+    def _refuse_output(self) -> None:
+        """Fails the job, whose output exceeds a limit. Raises `TurnStopped`."""
         limits = self._services.limits
-        many = self._updates > limits.turn_updates_max
-        much = f"{limits.turn_updates_max} updates" if many else f"{limits.turn_bytes_max} bytes"
-        message = f"the agent's output in one turn exceeds {much}"
-        log.warning("agent.flooded", extra=self.fields(limit=much))
+        too_many = self._updates > limits.turn_updates_max
+        limit = f"{limits.turn_updates_max} updates" if too_many else f"{limits.turn_bytes_max} bytes"
+        message = f"the agent's output in one turn exceeds {limit}"
+        log.warning("agent.flooded", extra=self.fields(limit=limit))
         self.unfinished = None
         self.fail(message)
         # Canceled a moment later, and only if it still runs: this very asyncio task may have to write the end.
-        self._loop.call_soon(self.cut, message)
+        self._loop.call_soon(self.fail_now, message)
         raise TurnStopped
 
     # Reads of the task, and of its conversation.
@@ -361,8 +362,8 @@ class JobBuffer(RecordWriter):
     def messages(self) -> tuple[MessageUpdate, ...]:
         return self.leased.messages or (first_message(self.task),)
 
-    async def noted(self, name: str) -> Any:
-        """The last value under this name in the metadata of a status, in this turn or before it."""
+    async def stored_note(self, name: str) -> Any:
+        """The newest value under this name in the metadata of a stored status, of this turn or an earlier one."""
         found = None
         async for step in self.steps_after(0):
             if isinstance(step.what, StatusUpdate) and name in (step.what.metadata or {}):
@@ -380,7 +381,7 @@ class JobBuffer(RecordWriter):
         ]
 
     async def thread(self, *, context: bool = False) -> tuple[MessageUpdate, ...]:
-        """The messages of its conversation before this task, if it is in one; `context`: or of its A2A context."""
+        """The messages before this task in its conversation, if it is in one. `context`: also in its A2A context."""
         wanted = self.task.origin == NATIVE or (context and self.limits.context_history)
         return await earlier_messages(self._ledger, self.task) if wanted else ()
 
@@ -402,11 +403,11 @@ def _comparable(update: object) -> bytes:
 
 
 def _signaled(wait: Wait, steps: list[Step]) -> Advanced | None:
-    waits = {each.step: each for each in wait.each if each.signal is not None}
+    waits = {each.step: each for each in wait.all_waits if each.signal is not None}
     for step in steps:
-        come = step.what
-        if type(come) is StepUpdate and come.no in waits and not come.waits:
-            signal = waits[come.no].signal
+        update = step.what
+        if type(update) is StepUpdate and update.no in waits and not update.waits:
+            signal = waits[update.no].signal
             assert signal is not None
-            return Advanced(step.generation, signal=Signal(signal, "", come.result))
+            return Advanced(step.generation, signal=Signal(signal, "", update.result))
     return None

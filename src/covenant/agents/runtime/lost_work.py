@@ -27,7 +27,7 @@ ATTEMPTS_MAX: Final = 3
 """How often lost work begins again by itself, unless its agent has more attempts; after that an operator decides."""
 LOOK_S: Final = 2.0
 """How often the number of lost holders is read: another node may be lost at any time."""
-ROUNDS: Final = 30
+ROUNDS_MAX: Final = 30
 """After this many rounds the lost work itself is read again, even if its count is the same."""
 LOST_AT_ONCE_MAX: Final = 10_000
 STOPPED: Final = "the daemon stopped while the agent worked"
@@ -55,7 +55,7 @@ class LossPolicy(Protocol):
 
 
 def attempts_max(agent: LossPolicy) -> int:
-    """How often a turn of the agent may be begun. An agent with retries of its own has `attempts`."""
+    """The most attempts at a turn of the agent. An agent with retries of its own has `attempts`."""
     return max(ATTEMPTS_MAX, getattr(agent.agent, "attempts", ATTEMPTS_MAX))
 
 
@@ -64,23 +64,23 @@ class LostWork:
         self._ledger = ledger
         self._agents = agents
         self._hold_ms = hold_ms
-        self._wanted = asyncio.Event()
+        self._check_now = asyncio.Event()
         self._count = 0
         self._rounds_left = 0
         self._held: set[LeaseId] = set()
         self._unserved: set[LeaseId] = set()
 
     def check_again(self) -> None:
-        """Looks at held work again: a new or changed agent may decide about it."""
+        """Decides about held work again: a new or changed agent may have another `on_lost`."""
         self._rounds_left = 0
         self._held.clear()
-        self._wanted.set()
+        self._check_now.set()
 
     async def run(self) -> None:
         """Runs until canceled."""
         refused: str | None = None
         while True:
-            self._wanted.clear()
+            self._check_now.clear()
             try:
                 await self.step()
                 refused = None
@@ -89,10 +89,10 @@ class LostWork:
                     log.warning("agent.lost_refused", extra={"code": refusal.code, "reason": refusal.message})
                 refused = refusal.code
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wanted.wait(), LOOK_S)
+                await asyncio.wait_for(self._check_now.wait(), LOOK_S)
 
     async def step(self) -> None:
-        """Runs one round. It costs one count, unless there may be something new."""
+        """Runs one round. It reads only a count, unless there may be new lost work."""
         count = (await self._ledger.counts()).holders_lost
         if count == self._count and self._rounds_left > 0:
             self._rounds_left -= 1
@@ -113,7 +113,7 @@ class LostWork:
                 contested = True
             elif lease_id not in self._held:
                 ended += 1  # no longer counted; as many may be lost before the next round
-        self._count, self._rounds_left = count - ended, 0 if self._unserved or contested else ROUNDS
+        self._count, self._rounds_left = count - ended, 0 if self._unserved or contested else ROUNDS_MAX
 
     async def _is_held(self, lost: QueueEntry) -> bool:
         """Whether the work's own job has held it for an operator."""
@@ -121,7 +121,7 @@ class LostWork:
         return entry is not None and entry.hold is not None and entry.hold.reason != STOPPED
 
     async def _handle(self, agent: LossPolicy | None, entry: QueueEntry, lease_id: LeaseId) -> bool:
-        """Decides about one lost lease. False if another node or an operator was faster: the next round sees that."""
+        """Decides about one lost lease. False: a node or an operator was faster; the next round checks again."""
         task_id, recipient = entry.task.id, entry.task.recipient
         on_lost: OnLost = agent.on_lost if agent is not None else "hold"
         if on_lost == "requeue" and agent is not None and not agent.follows and entry.attempt >= attempts_max(agent):

@@ -36,8 +36,8 @@ PROVIDERS: Final = {
 }
 """Providers whose name in the conventions differs from that in pydantic-ai."""
 
-Word = Callable[[Exception], str | None]
-"""Why a model failed: a code of a closed list. None: the model did not fail."""
+FailureCode = Callable[[Exception], str | None]
+"""Maps an exception to the code of a model's failure; None if the model did not fail."""
 
 
 class ModelAnswer:
@@ -91,14 +91,12 @@ class ModelCalls:
         job: Job,
         provider: str,
         model: str,
-        failure: Word,
+        failure: FailureCode,
         max_tokens: int | None = None,
         *,
         late: Callable[[], bool] = lambda: False,
     ) -> Iterator[ModelAnswer]:
-        """A context around one call of a model, from the request to the last token. `late`: whether its time is used
-        up.
-        """
+        """A context around one call of a model, from its request to its last token. `late`: its time is over."""
         answer, began_s, span = ModelAnswer(), monotonic(), None
         if self._tracer.on:
             attributes = {
@@ -116,8 +114,8 @@ class ModelCalls:
             yield answer
             outcome = COMPLETED
         except Exception as error:
-            word = failure(error)
-            outcome, failed = word or STOPPED, word
+            code = failure(error)
+            outcome, failed = code or STOPPED, code
             raise
         finally:
             if outcome == tracing.CANCELED and late():

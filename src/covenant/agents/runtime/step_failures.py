@@ -16,7 +16,7 @@ import msgspec
 
 from covenant.model.errors import CovenantError
 from covenant.model.task_event import StepFailure
-from covenant.wire.json_input import TOLD_NESTING_MAX
+from covenant.wire.json_input import A2A_NESTING_MAX
 from covenant.wire.validation import checked
 
 MESSAGE_CHARS_MAX: Final = 4_096
@@ -80,7 +80,7 @@ def _text(error: BaseException) -> str:
 def _is_plain(value: Any) -> bool:
     """Whether the value survives being written as JSON and read again, and is small."""
     try:
-        written = _encode(checked("value", value, Any, TOLD_NESTING_MAX))
+        written = _encode(checked("value", value, Any, A2A_NESTING_MAX))
         return len(written) <= CONTENT_BYTES_MAX and bool(_decode(written) == value)
     except Exception:  # noqa: BLE001  (its author's: it may not even be comparable)
         return False

@@ -18,7 +18,7 @@ from covenant.model.content import Audio, Content, Embedded, File, Image, Json, 
 from covenant.model.errors import Unavailable, WrongType
 from covenant.model.sanitizer import file_name_of
 from covenant.model.task import account_of
-from covenant.wire.json_input import TOLD_NESTING_MAX
+from covenant.wire.json_input import A2A_NESTING_MAX
 from covenant.wire.validation import checked
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ async def save_file(job: Job, name: str, source: FileSource, media_type: str | N
     """Raises a Refusal if the file is too large or the tenant has too many; OSError if a path cannot be read."""
     if not name:
         raise ValueError("a file needs a name")
-    await job.check_going_on()
+    await job.ensure_running()
     kind = media_type or mimetypes.guess_type(name)[0]
     return await _store(job).save(pieces_of(source), account_of(job.task), job.task.id, file_name_of(name), kind)
 
@@ -84,7 +84,7 @@ def data(value: Any) -> Json:
         plain = msgspec.to_builtins(value, str_keys=True)
     except (TypeError, ValueError, RecursionError) as wrong:
         raise WrongType("value", str(wrong)) from None
-    return Json(checked("value", plain, Any, TOLD_NESTING_MAX))
+    return Json(checked("value", plain, Any, A2A_NESTING_MAX))
 
 
 def from_base64(text: str) -> bytes:

@@ -39,17 +39,14 @@ T = TypeVar("T")
 class TenantSlots:
     """The slots for turns of one tenant: `most` of them, of which each of `living` daemons has its share.
 
-    `most` may be changed at any time; 0: no limit.
-
-    A turn that waits for delegated work gives its slot up, and takes one again before it goes on, so that a tenant with
-    a single slot can delegate. Waiters are served in order.
+    `most` may be changed at any time; 0: no limit. Waiters are served in order.
     """
 
     def __init__(self, most: int, living: Callable[[], int]) -> None:
         self.most = most
         self._living = living
         self._used = 0
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiters: deque[asyncio.Future[None]] = deque()
 
     @property
     def used(self) -> int:
@@ -58,46 +55,46 @@ class TenantSlots:
     @property
     def free(self) -> int:
         """How many slots can be taken at once; none while somebody waits."""
-        return 0 if self._waiting else max(0, self._limit() - self._used)
+        return 0 if self._waiters else max(0, self._limit() - self._used)
 
     def _limit(self) -> int:
         living, most = self._living(), self.most or UNLIMITED
         return most if living == 1 else share(most, living)
 
-    def take(self, count: int = 1) -> bool:
-        if count and (self._waiting or (self.most and self._used + count > self._limit())):
+    def try_acquire(self, count: int = 1) -> bool:
+        if count and (self._waiters or (self.most and self._used + count > self._limit())):
             return False
         self._used += count
         return True
 
-    def give_back(self, count: int = 1) -> None:
+    def release(self, count: int = 1) -> None:
         self._used -= count
-        if self._waiting:
+        if self._waiters:
             self._serve()
 
-    async def wait(self) -> None:
-        """Waits for a slot. A canceled wait has none."""
-        if self.take():
+    async def acquire(self) -> None:
+        """Waits for a slot, and takes it. A canceled call takes none."""
+        if self.try_acquire():
             return
         loop = asyncio.get_running_loop()
-        place: asyncio.Future[None] = loop.create_future()
-        self._waiting.append(place)
+        waiter: asyncio.Future[None] = loop.create_future()
+        self._waiters.append(waiter)
         try:
-            while not place.done():
-                await asyncio.wait((place,), timeout=LOOK_S)
+            while not waiter.done():
+                await asyncio.wait((waiter,), timeout=LOOK_S)
                 self._serve()
         except asyncio.CancelledError:
-            if place.done():
-                self.give_back()
+            if waiter.done():
+                self.release()
             else:
-                self._waiting.remove(place)
+                self._waiters.remove(waiter)
             raise
 
     def _serve(self) -> None:
         limit = self._limit()
-        while self._waiting and self._used < limit:
+        while self._waiters and self._used < limit:
             self._used += 1
-            self._waiting.popleft().set_result(None)
+            self._waiters.popleft().set_result(None)
 
 
 class StartRate:
@@ -128,53 +125,53 @@ class StartRate:
 
 
 class TurnSlot(msgspec.Struct, eq=False):
-    """The slot of one turn, which holds it from the start."""
+    """The slot of one turn. The turn holds it from the start, except while it waits for delegated work."""
 
-    _places: TenantSlots
+    _slots: TenantSlots
     _held: bool = True
-    _left: bool = False
-    _resuming: asyncio.Lock | None = None
+    _ended: bool = False
+    _acquiring: asyncio.Lock | None = None
 
-    def leave(self) -> None:
-        self._left = True
-        self._give_up()
+    def end(self) -> None:
+        self._ended = True
+        self._release()
 
-    def _give_up(self) -> None:
+    def _release(self) -> None:
         if self._held:
             self._held = False
-            self._places.give_back()
+            self._slots.release()
 
     @asynccontextmanager
-    async def lent(self) -> AsyncIterator[None]:
-        """Gives the slot up while the turn only waits for others; takes one again before the turn goes on.
+    async def released(self) -> AsyncIterator[None]:
+        """Releases the slot while the turn waits for other agents; acquires one again before the turn goes on.
 
-        A turn that is canceled meanwhile does not wait for one.
+        So a tenant with a single slot can delegate. A turn that is canceled meanwhile does not wait for a slot.
         """
-        self._give_up()
+        self._release()
         try:
             yield
         except asyncio.CancelledError:
             raise
         except Exception:
-            await self._resume()
+            await self._acquire_again()
             raise
-        await self._resume()
+        await self._acquire_again()
 
-    async def _resume(self) -> None:
-        """Takes a slot again. Parallel calls of a turn may end together: only one of them waits for the slot."""
-        if self._resuming is None:
-            self._resuming = asyncio.Lock()
-        async with self._resuming:
-            if self._held or self._left:
+    async def _acquire_again(self) -> None:
+        """Acquires a slot again. Parallel calls of a turn may end together: only one of them waits for the slot."""
+        if self._acquiring is None:
+            self._acquiring = asyncio.Lock()
+        async with self._acquiring:
+            if self._held or self._ended:
                 return
-            await self._places.wait()
-            self._held = not self._left
+            await self._slots.acquire()
+            self._held = not self._ended
             if not self._held:  # the turn has ended while it waited
-                self._places.give_back()
+                self._slots.release()
 
 
 class RunOnLoop(Protocol):
-    """From a thread: has the event loop do something, and waits for it."""
+    """Called in a thread: runs a function on the event loop, and returns its result."""
 
     @overload
     def __call__(self, do: Callable[[], Awaitable[T]], /) -> T: ...
@@ -208,16 +205,16 @@ class HeldTokens:
         if budget is not None:
             self.tokens = self._wanted
             budget.held.append(self)
-            _own.set((*_own.get(), self))
+            _own_reservations.set((*_own_reservations.get(), self))
 
     def _end(self) -> None:
         if self._budget is not None and self in self._budget.held:
             self._budget.held.remove(self)
-            _own.set(tuple(each for each in _own.get() if each is not self))
-            self._budget.notice_left()
+            _own_reservations.set(tuple(each for each in _own_reservations.get() if each is not self))
+            self._budget.wake_waiters()
 
 
-_own: ContextVar[tuple[HeldTokens, ...]] = ContextVar("own", default=())
+_own_reservations: ContextVar[tuple[HeldTokens, ...]] = ContextVar("own", default=())
 """The reservations of this part of a turn: waiting for their release would never end. The loop sets a thread's."""
 
 
@@ -243,24 +240,24 @@ class TokenBudget:
 
     async def reserve(self, calls: Sequence[TaskId]) -> int:
         """Reserves an equal share of the rest for each call. Waits while other parts of the turn hold all of it."""
-        while (share := self.left // len(calls)) < 1:
-            if not self.reserved and all(each in _own.get() for each in self.held):
+        while (each_share := self.left // len(calls)) < 1:
+            if not self.reserved and all(each in _own_reservations.get() for each in self.held):
                 left = f"{self.left} of {self.tokens} tokens are left for {len(calls)} more calls"
                 raise OverLimit(BUDGET_EXCEEDED, f"{BUDGET_EXCEEDED}: {left}")
             self._released.clear()
             await self._released.wait()
-        self.reserved |= dict.fromkeys(calls, share)
-        return share
+        self.reserved |= dict.fromkeys(calls, each_share)
+        return each_share
 
     def release(self, call: TaskId) -> None:
         self.reserved.pop(call, None)
-        self.notice_left()
+        self.wake_waiters()
 
-    def notice_left(self) -> None:
+    def wake_waiters(self) -> None:
         self._released.set()
 
-    def take(self, amounts: Mapping[str, float], notes: dict[str, Any]) -> str | None:
-        """Spends. Returns why the job is over, if it is. `notes` are the job's, for its result."""
+    def spend(self, amounts: Mapping[str, float], notes: dict[str, Any]) -> str | None:
+        """Spends tokens. Returns why the job is over, if it is. `notes` are the job's, for its result."""
         used = tokens_of(amounts)
         notes["spent"] = self.spent = self.spent + used
         for held in reversed(self.held):
@@ -293,7 +290,7 @@ class Spending:
             return None
         for name in (USAGE, DELEGATED) if delegated else (USAGE,):
             add_usage(self._notes.setdefault(name, {}), counted)
-        return self.budget.take(counted, self._notes) if self.budget is not None else None
+        return self.budget.spend(counted, self._notes) if self.budget is not None else None
 
     def end_running(self) -> dict[str, float]:
         """The final value of `running`, for `add`; it is not counted otherwise any more."""
@@ -324,8 +321,8 @@ class Spending:
     @property
     def own_usage(self) -> dict[str, float]:
         """The usage without that of delegated work."""
-        others = self._notes.get(DELEGATED, {})
-        return {name: amount - others.get(name, 0) for name, amount in self.usage.items()}
+        delegated = self._notes.get(DELEGATED, {})
+        return {name: amount - delegated.get(name, 0) for name, amount in self.usage.items()}
 
     @property
     def usage_metadata(self) -> dict[str, Any] | None:
@@ -339,9 +336,9 @@ class Spending:
 
 async def recall_usage(job: Job) -> None:
     """Counts the usage of earlier turns: usage and limits belong to the task, not to a turn."""
-    used = read_usage(await job.noted(USAGE))
+    used = read_usage(await job.stored_note(USAGE))
     if used:
-        delegated = read_usage(await job.noted(DELEGATED))
+        delegated = read_usage(await job.stored_note(DELEGATED))
         job.notes[USAGE] = used
         if delegated:
             job.notes[DELEGATED] = delegated

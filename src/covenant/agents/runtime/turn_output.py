@@ -45,14 +45,14 @@ class TurnOutput:
         self._chunks: list[str] = []
 
     def begin_round(self, no: int) -> None:
-        """Begins a round after a question: a model does not repeat its output from before it."""
+        """Begins the round after a question: a model does not repeat its output from before the question."""
         if no > 1 and self._prefix != f"{self._earlier}.{no - 1}.":
             self._prefix = f"{self._earlier}.{no - 1}."
             self._text_id = f"{self._task_id}-text-{self._earlier}.{no - 1}"
             self._chunks = []
             self._files = self._data = self._tools = self._subs = 0
 
-    def say(self, chunk: str) -> None:
+    def write_text(self, chunk: str) -> None:
         if not chunk:
             return
         size = (len(chunk) if chunk.isascii() else len(chunk.encode())) + OVERHEAD
@@ -62,22 +62,24 @@ class TurnOutput:
             update = ArtifactUpdate(self._text_id, (Text(chunk),), RESPONSE)
             self._job.unfinished = self.close
         self._chunks.append(chunk)
-        self._job.say(update, size)
+        self._job.add_update(update, size)
 
-    def say_at_once(self, text: str) -> None:
+    def write_whole_text(self, text: str) -> None:
         """Writes the whole text: nothing was streamed, so one chunk is the first and the last."""
         if self._chunks:
-            self.say(text)
+            self.write_text(text)
         elif text:
             size = (len(text) if text.isascii() else len(text.encode())) + OVERHEAD
             self._chunks.append(text)
-            self._job.say(ArtifactUpdate(self._text_id, (Text(text),), RESPONSE, last_chunk=True), size, last=True)
+            self._job.add_update(
+                ArtifactUpdate(self._text_id, (Text(text),), RESPONSE, last_chunk=True), size, last=True
+            )
             self._text_id = ""
 
-    def give(self, content: Content) -> None:
-        """Writes a content; anything but plain text is an artifact of its own."""
+    def write_content(self, content: Content) -> None:
+        """Writes a part. Anything but plain text is an artifact of its own."""
         if isinstance(content, Text) and content.mimeType is None and content.filename is None:
-            self.say(content.text)
+            self.write_text(content.text)
             return
         name: str | None
         if isinstance(content, Json):
@@ -86,24 +88,24 @@ class TurnOutput:
         else:
             artifact_id, name = f"{self._task_id}-file-{self._prefix}{self._files}", _name(content)
             self._files += 1
-        self._job.say(ArtifactUpdate(artifact_id, (content,), name))
+        self._job.add_update(ArtifactUpdate(artifact_id, (content,), name))
 
-    def tool(self, name: str, *, ok: bool, took_ms: int = 0) -> None:
+    def record_tool(self, name: str, *, ok: bool, took_ms: int = 0) -> None:
         """Records that a tool was used, and whether it succeeded."""
         metadata = {f"x-arbiter.{TOOL_CALL}": True, "x-arbiter.took_ms": took_ms}
         part = Json({"tool": name, "ok": ok}, metadata=metadata)
-        self._job.say(ArtifactUpdate(f"{self._task_id}-tool-{self._prefix}{self._tools}", (part,), TOOL_CALL))
+        self._job.add_update(ArtifactUpdate(f"{self._task_id}-tool-{self._prefix}{self._tools}", (part,), TOOL_CALL))
         self._tools += 1
 
-    def sub(self, agent: str, depth: int, content: str) -> None:
-        """Records the whole answer of another agent, beside the output here."""
+    def record_answer(self, agent: str, depth: int, content: str) -> None:
+        """Records another agent's answer, beside the output of this one. A longer answer is cut."""
         value = {"agent": agent, "depth": depth, "content": content[:SUB_CHARACTERS_MAX]}
         part = Json(value, metadata={f"x-arbiter.{SUB_AGENT}": True})
-        self._job.say(ArtifactUpdate(f"{self._task_id}-sub-{self._prefix}{self._subs}", (part,), SUB_AGENT))
+        self._job.add_update(ArtifactUpdate(f"{self._task_id}-sub-{self._prefix}{self._subs}", (part,), SUB_AGENT))
         self._subs += 1
 
-    def status(self, update: StatusUpdate) -> None:
-        self._job.say(update)
+    def write_status(self, update: StatusUpdate) -> None:
+        self._job.add_update(update)
 
     @property
     def text(self) -> str:
@@ -119,7 +121,7 @@ class TurnOutput:
         if not self._chunks:
             return ()
         if self._text_id:
-            self._job.say(ArtifactUpdate(self._text_id, _NO_TEXT, None, None, True, True), OVERHEAD)
+            self._job.add_update(ArtifactUpdate(self._text_id, _NO_TEXT, None, None, True, True), OVERHEAD)
             self._text_id = ""
             self._job.unfinished = None
         return (Text("".join(self._chunks)),)

@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
 SECONDS_MAX: Final = 10 * 366 * 86_400
 SLEEP: Final = "sleep"
-STILL_TURNS: Final = 16
-"""Turns of the event loop. `asyncio.wait` takes three turns to go on when one of its futures is done; each level that
-awaits it takes three more."""
+IDLE_TURNS: Final = 16
+"""A function that takes no action in this many turns of the event loop is idle. `asyncio.wait` takes three turns to
+return after one of its futures is done; each level that awaits it takes three more."""
 
 
 class TurnSteps:
@@ -52,11 +52,11 @@ class TurnSteps:
         self._steps_begun = 0
         self._names: set[str] = set()
         self._loading: asyncio.Future[None] | None = None
-        self._ledger_has: dict[int, StepUpdate] = {}
-        self._doing: set[int] = set()
-        self._done = asyncio.Event()
-        self._moved = 0
-        """Counts the function's actions: asking for a step or a wait, and ending or giving up one."""
+        self._stored: dict[int, StepUpdate] = {}
+        self._running: set[int] = set()
+        self._none_running = asyncio.Event()
+        self._actions = 0
+        """The number of the function's actions: asking for a step or a wait, and ending or giving up one."""
         self._waits: dict[int, Wait] = {}
         """The function's current waits, by the number of the step."""
         self._questions: dict[int, StatusUpdate] = {}
@@ -68,7 +68,7 @@ class TurnSteps:
 
     @property
     def interrupted(self) -> bool:
-        """Whether an attempt ended after its last durable step: nobody knows what it did then."""
+        """Whether an attempt was cut short after its last durable step: nobody knows what it did then."""
         return self._job.leased.cut and not self._written
 
     async def begin(self, name: str) -> AskedStep:
@@ -85,12 +85,12 @@ class TurnSteps:
         if failed is not None and self._is_retried(failed):
             step = step._replace(found=None)
         if step.found is None or (failed is not None and failed.canceled):
-            self._doing.add(step.no)
+            self._running.add(step.no)
         return step
 
     def _is_retried(self, failed: StepFailure) -> bool:
         """Whether a failed step is done again: in a further attempt, unless the function went on after it."""
-        return failed.attempt < self._job.leased.lease.attempt and max(self._ledger_has) <= failed.asked
+        return failed.attempt < self._job.leased.lease.attempt and max(self._stored) <= failed.asked
 
     async def end(self, step: AskedStep, value: Any, *, bytes_max: int = RESULT_BYTES_MAX) -> Any:
         """Writes the step's result; returns it as it will be read, once it is durable."""
@@ -116,10 +116,10 @@ class TurnSteps:
 
     def give_up(self, step: AskedStep) -> None:
         """Notes that the step is not running any more."""
-        self._moved += 1
-        self._doing.discard(step.no)
-        if not self._doing:
-            self._done.set()
+        self._actions += 1
+        self._running.discard(step.no)
+        if not self._running:
+            self._none_running.set()
 
     async def sleep(self, seconds: float) -> None:
         checked("seconds", seconds, float | int)
@@ -148,7 +148,7 @@ class TurnSteps:
     async def ask(self, question: Question, timeout_s: float | None, signal: str | None = None) -> dict[str, Any]:
         """Asks a person, and waits for the answer without holding a worker; returns the answer. Raises `TimeoutError`.
 
-        The answer is valid for this question: a function that asks something else in its place has been changed.
+        The answer is valid for this question only: a function that asks another question in its place was changed.
         `signal`: a signal that ends the wait as well; then the answer is empty.
         """
         if not 0 < len(question.text.strip()) <= QUESTION_CHARS_MAX:
@@ -186,20 +186,20 @@ class TurnSteps:
     async def check_end(self) -> None:
         """Checks, when the function has completed, that it has asked for every step in the ledger."""
         await self._load()
-        await self._job.check_going_on()
-        left = [step for no, step in sorted(self._ledger_has.items()) if no > self._steps_begun]
-        if left:
-            await self._changed(left[0], "the function has ended")
+        await self._job.ensure_running()
+        unasked = [step for no, step in sorted(self._stored.items()) if no > self._steps_begun]
+        if unasked:
+            await self._changed(unasked[0], "the function has ended")
 
     async def _ask(self, name: str, kind: StepKind) -> AskedStep:
         self._steps_begun += 1
-        self._moved += 1
+        self._actions += 1
         no = self._steps_begun
         canceled = await self._load()
-        found = self._ledger_has.get(no)
+        found = self._stored.get(no)
         if found is not None and (found.name, found.kind) != (name, kind):
             await self._changed(found, f"the function asks for {name!r}")
-        await self._job.check_going_on()
+        await self._job.ensure_running()
         step = AskedStep(no, name, found)
         if canceled and not step.done:
             raise asyncio.CancelledError
@@ -225,7 +225,7 @@ class TurnSteps:
 
     async def _read(self) -> None:
         for step in await self._job.durable_steps():
-            self._ledger_has[step.no] = step
+            self._stored[step.no] = step
             add_usage(self._usage, step.usage or {})
         if self._usage:
             self._job.spend(dict(self._usage))
@@ -247,34 +247,34 @@ class TurnSteps:
         self._waits[wait.step] = wait
         canceled = False
         try:
-            while (found := self._ledger_has.get(wait.step)) is None or found.waits:
+            while (found := self._stored.get(wait.step)) is None or found.waits:
                 if canceled:
                     raise asyncio.CancelledError
-                await self._settle()
+                await self._wait_until_idle()
                 canceled = await self._park()
             if canceled:
                 cancel_again()
             return found
         finally:
-            self._moved += 1
+            self._actions += 1
             del self._waits[wait.step]
             self._questions.pop(wait.step, None)
 
-    async def _settle(self) -> None:
-        """Waits until no step is running, and the function does nothing more by itself.
+    async def _wait_until_idle(self) -> None:
+        """Waits until no step is running and the function takes no further action by itself.
 
         Waits that begin together are parked together. A function that has a result goes on first, and may cancel the
         other waits, or do steps.
         """
-        moved, turns = self._moved, 0
-        while turns < STILL_TURNS and self._job.parking is None:
-            if self._doing:
-                self._done.clear()
-                await self._done.wait()
+        actions, turns = self._actions, 0
+        while turns < IDLE_TURNS and self._job.parking is None:
+            if self._running:
+                self._none_running.clear()
+                await self._none_running.wait()
             else:
                 await asyncio.sleep(0)
-            turns = turns + 1 if self._moved == moved else 0
-            moved = self._moved
+            turns = turns + 1 if self._actions == actions else 0
+            actions = self._actions
 
     async def _park(self) -> bool:
         """Parks the task, which raises `TurnStopped`. Else returns whether the caller was canceled meanwhile."""
@@ -297,7 +297,7 @@ class TurnSteps:
         others = [
             StepUpdate(wait.name, wait.step, turn, wait.kind, wait=wait)
             for wait in new
-            if wait.step not in self._ledger_has
+            if wait.step not in self._stored
         ]
         wait = msgspec.structs.replace(first, others=together)
         try:
@@ -306,9 +306,11 @@ class TurnSteps:
             job.parking = None
         if advanced.signal is not None:
             self._written += 1
-            self._ledger_has |= {other.no: other for other in others}
-            come = next(each for each in wait.each if each.signal == advanced.signal.name)
-            self._ledger_has[come.step] = StepUpdate(come.name, come.step, turn, come.kind, advanced.signal.value)
+            self._stored |= {other.no: other for other in others}
+            signaled = next(each for each in wait.all_waits if each.signal == advanced.signal.name)
+            self._stored[signaled.step] = StepUpdate(
+                signaled.name, signaled.step, turn, signaled.kind, advanced.signal.value
+            )
 
 
 def _question_digest(step: StepUpdate) -> str | None:

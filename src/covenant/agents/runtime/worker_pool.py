@@ -25,7 +25,7 @@ from covenant.agents.runtime.job_buffer import JobServices
 from covenant.agents.runtime.lost_work import OUTLOOKS, STOPPED, LostWork
 from covenant.agents.runtime.model_calls import ModelCalls
 from covenant.agents.runtime.turn_limits import StartRate, TenantSlots, TurnSlot
-from covenant.exchange.delegation import Delegations, tenant_of
+from covenant.exchange.delegation import Delegations
 from covenant.exchange.stored_files import StoredFiles
 from covenant.ledger.contract.identities import Register, RegisterChange
 from covenant.ledger.contract.ledger import Ledger
@@ -35,6 +35,7 @@ from covenant.model.errors import Refusal
 from covenant.model.ids import AgentId, PublicKey, TaskId
 from covenant.model.settings import A2aSettings
 from covenant.model.task import TIMED_OUT
+from covenant.model.tenants import host_of
 from covenant.model.tracing import OFF, Span, Tracer
 
 CONCURRENCY: Final = 64
@@ -47,7 +48,7 @@ log = logging.getLogger(__name__)
 
 
 class PoolAgent:
-    """An agent of the pool: its identity, the object that runs it, and its free slots; also a reserved slot."""
+    """An agent of the pool: its identity, the object that runs it, and its free slots. Also one reserved slot."""
 
     agent: RunnableAgent
     concurrency: int
@@ -68,10 +69,10 @@ class PoolAgent:
 
     def give_back(self, count: int = 1) -> None:
         """Frees reserved slots that were not used."""
-        self.slots.give_back(count)
-        self.leave(count)
+        self.slots.release(count)
+        self.add_free(count)
 
-    def leave(self, count: int = 1) -> None:
+    def add_free(self, count: int = 1) -> None:
         """Frees slots after jobs, which have given their tenant's slots back themselves."""
         self.free += count
         if 0 < self.free <= count:
@@ -86,24 +87,24 @@ class PoolRegister:
         self.jobs: Final[dict[TaskId, Job]] = {}
         self.running = False
 
-    def used(self, task_id: TaskId) -> dict[str, float] | None:
+    def usage_of(self, task_id: TaskId) -> dict[str, float] | None:
         """The usage so far of a task that runs here; None if it does not."""
         job = self.jobs.get(task_id)
         return job.spending.usage if job is not None else None
 
     def reserve(self, recipient: PublicKey) -> PoolAgent | None:
         worker = self.agents.get(recipient)
-        if worker is None or worker.free <= 0 or not self.running or not worker.slots.take():
+        if worker is None or worker.free <= 0 or not self.running or not worker.slots.try_acquire():
             return None
         if worker.rate.per_min and worker.rate.take() is not None:
-            worker.slots.give_back()
+            worker.slots.release()
             return None
         worker.free -= 1
         return worker
 
 
 class WorkerPool:
-    """Made on the loop it works on. `run` it; `stop` it; both may be called once."""
+    """Must be made on its event loop. `run` and `stop` are called once each."""
 
     def __init__(
         self,
@@ -146,11 +147,11 @@ class WorkerPool:
         """Turns that a stop interrupted. Those that only follow remote work are not counted."""
         self._idle = asyncio.Event()
         self._idle.set()
-        self._fewer = asyncio.Event()
+        self._job_ended = asyncio.Event()
         """Set while the pool drains or stops, when a job has ended."""
-        self._others: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[None]] = set()
         self._abandoned: dict[asyncio.Task[None], Job] = {}
-        """Jobs that have ended although their agents go on, by the agent's asyncio task."""
+        """Jobs that have ended although their agents still run, by the agent's asyncio task."""
         self.delegations: Final = delegations(self) if delegations is not None else None
         calls = model_calls or ModelCalls(tracer)
         self._services = JobServices(ledger, self._loop, limits, self._done, self.delegations, tracer, files, calls)
@@ -169,11 +170,11 @@ class WorkerPool:
         follows: bool = False,
         rate_per_min: int = 0,
     ) -> None:
-        """From now on this agent does the work that is sent to this identity, `concurrency` (0: the default) at once.
+        """From now on this agent works on the tasks of this identity, at most `concurrency` at once (0: the default).
 
-        `timeout_ms` is for tasks that have none of their own; the ledger times the others. `follows`: the agent only
-        follows remote work, which goes on without it. So it begins again as often as it is lost, and a stop does not
-        wait for it. `rate_per_min`: turns that begin in a minute; the others wait in the queue.
+        `timeout_ms` is for tasks that have no timeout of their own; the ledger times the others. `follows`: the agent
+        only follows remote work, which goes on without it. So it begins again as often as it is lost, and a stop does
+        not wait for it. `rate_per_min`: turns that begin in a minute; the others wait in the queue.
         """
         if on_lost == "requeue" and not idempotent:
             raise ValueError('on_lost="requeue" needs idempotent=True: the lost work may have been done')
@@ -184,13 +185,14 @@ class WorkerPool:
             known.freed.set()
         else:
             starter = Starter(identity, self._ledger.node, self._ledger.boot)
-            known = PoolAgent(self, identity, starter, self._slots_of(tenant_of(identity)))
+            known = PoolAgent(self, identity, starter, self._slots_of(host_of(identity.display)))
             known.free = concurrency or self._concurrency
             self._registered[identity.pubkey] = known
             if self._register.running:
                 self._begin_taking(known)
         known.agent = agent
-        known.concurrency = known.threads.most = concurrency or self._concurrency
+        known.concurrency = concurrency or self._concurrency
+        known.threads.resize(known.concurrency)
         known.timeout_ms = timeout_ms
         known.idempotent = idempotent
         known.on_lost = on_lost
@@ -249,13 +251,13 @@ class WorkerPool:
 
     @property
     def abandoned(self) -> tuple[str, ...]:
-        """The agents of async functions that go on although their turns are over."""
-        going_on = [job for runner, job in self._abandoned.items() if not runner.done()]
-        return tuple(sorted({job.holder.display for job in going_on}))
+        """The agents of async functions that still run although their turns are over."""
+        still_running = [job for runner, job in self._abandoned.items() if not runner.done()]
+        return tuple(sorted({job.holder.display for job in still_running}))
 
     @property
     def threads_abandoned(self) -> int:
-        """Threads of plain functions that go on although their turns are over."""
+        """The number of threads of plain functions that still run although their turns are over."""
         return sum(worker.threads.abandoned for worker in self._registered.values())
 
     def _usage_metadata(self, task_id: TaskId) -> dict[str, Any] | None:
@@ -275,12 +277,12 @@ class WorkerPool:
             job.deadline.cancel()
         if self._by_task.get(job.task.id) is job:
             del self._by_task[job.task.id]
-        job.slot.leave()
-        worker.leave()
+        job.slot.end()
+        worker.add_free()
         if not self._jobs:
             self._idle.set()
         if self._draining or not self._register.running:
-            self._fewer.set()
+            self._job_ended.set()
 
     def _end_span(self, span: Span, job: Job) -> None:
         if job.stopping == LOST:
@@ -298,14 +300,14 @@ class WorkerPool:
     def _time_out(self, job: Job) -> None:
         if job in self._jobs and not job.finishing:
             job.notes["code"] = "timeout"
-            job.cut(TIMED_OUT)
+            job.fail_now(TIMED_OUT)
             self._loop.call_later(self._stop_s, self._abandon, job)
 
     def _abandon(self, job: Job) -> None:
         if job not in self._jobs or job.finishing:
             return
         self._note_abandoned(job)
-        self._spawn(self._end_without(job))
+        self._spawn(self._end_abandoned(job))
 
     def _note_abandoned(self, job: Job) -> None:
         log.warning("agent.abandoned", extra=job.fields(why=job.stopping))
@@ -314,11 +316,11 @@ class WorkerPool:
             job.runner.add_done_callback(lambda runner: self._abandoned.pop(runner, None))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        doing = asyncio.create_task(work)
-        self._others.add(doing)
-        doing.add_done_callback(self._others.discard)
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
-    async def _end_without(self, job: Job) -> None:
+    async def _end_abandoned(self, job: Job) -> None:
         await job.abandon()
         self._done(job)
 
@@ -327,7 +329,7 @@ class WorkerPool:
         self._register.running = True
         for worker in self._registered.values():
             self._begin_taking(worker)
-        looking = asyncio.create_task(self._lost_work.run())
+        lost_work = asyncio.create_task(self._lost_work.run())
         try:
             await self._stopping.wait()
             await self._stop_taking()
@@ -335,7 +337,7 @@ class WorkerPool:
         finally:
             self._register.running = False
             self._stopping.set()
-            looking.cancel()
+            lost_work.cancel()
             # However often this is canceled: all of it is bounded, and leases depend on it.
             await finish(self._stop_taking())
             await finish(self._stop_jobs())
@@ -359,8 +361,8 @@ class WorkerPool:
     async def _finished(self) -> None:
         """Waits until no job runs, except those that only follow remote work."""
         while not all(worker.follows for worker in self._jobs.values()):
-            self._fewer.clear()
-            await self._fewer.wait()
+            self._job_ended.clear()
+            await self._job_ended.wait()
 
     def _begin_taking(self, worker: PoolAgent) -> None:
         taker = asyncio.create_task(self._take_all(worker))
@@ -406,7 +408,7 @@ class WorkerPool:
                 if not await waiter.wait(WAIT_MS):
                     return
                 await worker.rate.wait()
-                await worker.slots.wait()
+                await worker.slots.acquire()
             finally:
                 self._waiting.discard(worker)
             taken = await self._lease(worker)
@@ -419,13 +421,13 @@ class WorkerPool:
                 await trace_queue(self._tracer, leased, self._ledger)
 
     async def _lease(self, worker: PoolAgent) -> tuple[LeasedTask, ...]:
-        """Leases as many tasks as there are slots; the caller has the tenant's first slot already."""
+        """Leases as many tasks as there are slots. The caller has acquired one of the tenant's slots already."""
         ledger, identity = self._ledger, worker.identity
-        # The caller has one of the tenant's slots, but the agent's may have been taken meanwhile.
+        # The agent's own slots may have been taken while the caller waited for the tenant's slot.
         most = 1 if worker.rate.per_min else ledger.limits.batch_max
         more = max(0, min(worker.free - 1, worker.slots.free, most - 1))
-        if worker.free <= 0 or not worker.slots.take(more):
-            worker.slots.give_back()
+        if worker.free <= 0 or not worker.slots.try_acquire(more):
+            worker.slots.release()
             return ()
         count = more + 1
         worker.free -= count
@@ -450,7 +452,7 @@ class WorkerPool:
         except Refusal as refusal:
             log.warning("agent.release_refused", extra={"task_id": leased.task.id, "code": refusal.code})
 
-    def _give_up_lease(self, job: Job, worker: PoolAgent, *, release: bool) -> Release | Interrupt:
+    def _end_of_lease(self, job: Job, worker: PoolAgent, *, release: bool) -> Release | Interrupt:
         """The command for work that a stop interrupts."""
         task_id, holder, lease_id = job.task.id, worker.identity, job.leased.lease.lease_id
         if release:
@@ -466,9 +468,9 @@ class WorkerPool:
 
     async def _stop_jobs(self) -> None:
         """Stops running jobs, waits for their end, and records what happens to their work."""
-        if self._others:
-            await asyncio.wait(self._others, timeout=self._stop_s)
-        stopped = [(job, at) for job, at in self._jobs.items() if job.stop()]
+        if self._background:
+            await asyncio.wait(self._background, timeout=self._stop_s)
+        stopped = [(job, worker) for job, worker in self._jobs.items() if job.stop()]
         runners = [job.runner for job in self._jobs if job.runner is not None]
         for abandoned in self._abandoned:
             abandoned.cancel()
@@ -476,16 +478,16 @@ class WorkerPool:
         if not runners:
             return
         await asyncio.wait(runners, timeout=self._stop_s)
-        leaving = []
+        writes = []
         for job, worker in stopped:
             ended = job.runner is not None and job.runner.done()
             if not ended:
                 self._note_abandoned(job)
             # Work whose agent still runs must not begin a second time beside it.
             release = worker.idempotent and ended
-            leaving.append(job.leave(self._give_up_lease(job, worker, release=release)))
+            writes.append(job.end_lease(self._end_of_lease(job, worker, release=release)))
             log.info("agent.put_down", extra=job.fields(released=release))
-        left = await asyncio.gather(*leaving)
-        self.handed_back += sum(each and not worker.follows for each, (_, worker) in zip(left, stopped, strict=True))
+        written = await asyncio.gather(*writes)
+        self.handed_back += sum(ok and not worker.follows for ok, (_, worker) in zip(written, stopped, strict=True))
         for job, _ in stopped:
             self._done(job)

@@ -52,7 +52,7 @@ from covenant.model.settings import Limits
 from covenant.outbound.call_errors import AddressRefused, CallFailed
 from covenant.outbound.http_fetcher import Fetcher
 from covenant.outbound.outbound_settings import OutboundSettings
-from covenant.outbound.remote.remote_registry import RemoteRegistry, place_of
+from covenant.outbound.remote.remote_registry import RemoteRegistry, host_and_port
 from covenant.outbound.urls import InvalidUrl
 
 SOCKET_PATH_BYTES_MAX: Final = 107
@@ -388,7 +388,7 @@ async def _check_remote_servers(
 async def _fault_of_server(fetcher: Fetcher, server: McpServer, variables: Mapping[str, str]) -> str:
     """What is wrong with the server; empty if it answers."""
     try:
-        allowed = fetcher.allowing(place_of(server.url))
+        allowed = fetcher.allowing(host_and_port(server.url))
         headers = {**server.sent_headers(variables), "accept": "application/json, text/event-stream"}
         async with asyncio.timeout(SERVER_ANSWER_S), allowed.stream("GET", server.url, headers=headers) as answer:
             status = answer.status

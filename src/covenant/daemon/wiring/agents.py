@@ -48,7 +48,7 @@ from covenant.model.errors import Refusal
 from covenant.model.kinds import AgentKind
 from covenant.model.mcp_servers import McpServer, read_mcp_servers
 from covenant.model.model_prices import NO_PRICES, ModelPrices, read_model_prices
-from covenant.model.task import ELSEWHERE, PEERS, Target
+from covenant.model.task import PEER_RECIPIENT, URL_RECIPIENT, Target
 from covenant.model.tenants import DEFAULT
 from covenant.outbound.urls import read_url
 
@@ -56,8 +56,8 @@ if TYPE_CHECKING:
     from covenant.peers.requester.requester_service import Requester
 
 INTERVAL_S: Final = 1.0
-_ANY_REMOTE_AGENT: Final = AgentDefinition(id=ELSEWHERE, kind="remote")
-_ANY_PEER_AGENT: Final = AgentDefinition(id=PEERS, kind="peer")
+_URL_AGENT: Final = AgentDefinition(id=URL_RECIPIENT, kind="remote")
+_PEER_AGENT: Final = AgentDefinition(id=PEER_RECIPIENT, kind="peer")
 
 
 class AgentSync:
@@ -149,9 +149,9 @@ class AgentSync:
         wanted: dict[tuple[str, str], AgentDefinition] = {}
         for tenant in await self._ledger.tenants():
             if self._peers is not None:
-                wanted[tenant.name, PEERS] = _ANY_PEER_AGENT
+                wanted[tenant.name, PEER_RECIPIENT] = _PEER_AGENT
             if self._remotes is not None:
-                wanted[tenant.name, ELSEWHERE] = _ANY_REMOTE_AGENT
+                wanted[tenant.name, URL_RECIPIENT] = _URL_AGENT
             for agent in self._catalogue.agents_here(tenant.name):
                 rules = agent.definition.kind_rules
                 if rules.pooled and (tenant.name == DEFAULT or not rules.first_tenant_only):
@@ -168,7 +168,7 @@ class AgentSync:
                 if self._remotes is not None and definition.kind_rules.place == "remote":
                     identity = self._catalogue.identity(tenant_name, agent_id)
                     self._remotes.cancels.resume(identity, _target(definition))
-                if agent_id not in (INDEX, ELSEWHERE, PEERS):
+                if agent_id not in (INDEX, URL_RECIPIENT, PEER_RECIPIENT):
                     self._log.info("agents.registered", agent=agent_id, tenant=tenant_name)
         self._registered, self._changes_seen = wanted, changes
 
@@ -184,7 +184,7 @@ class AgentSync:
         if (peers := self._peers) is not None:
             # A task for a peer that was called by name has its own target.
             found["peer"] = lambda definition: PeerAgent(
-                peers, peer_target(definition) if definition is not _ANY_PEER_AGENT else None
+                peers, peer_target(definition) if definition is not _PEER_AGENT else None
             )
         return found
 
@@ -218,7 +218,7 @@ class AgentSync:
 
 def _target(definition: AgentDefinition) -> Target | None:
     """Where a remote agent is; None if each task has its own target."""
-    if definition is _ANY_REMOTE_AGENT:
+    if definition is _URL_AGENT:
         return None
     return Target(url=definition.url) if definition.url else Target(name=definition.id)
 

@@ -30,7 +30,7 @@ from covenant.exchange.access.tenants import TenantAccess, TenantLimiter
 from covenant.exchange.cards import CardFeatures
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.file_links import FileLinks
-from covenant.exchange.frame_log import FrameLog, TurnCalls
+from covenant.exchange.frame_log import FrameLog, TurnCallCapture
 from covenant.exchange.mailbox import MailboxExchange
 from covenant.exchange.stored_files import StoredFiles
 from covenant.exchange.tasks.writer import Intake
@@ -83,11 +83,11 @@ async def open_base(
     running: Callable[[], int],
     *,
     clocks: Clocks = SYSTEM_CLOCKS,
-    archive_apart: bool = True,
+    archive_process: bool = True,
 ) -> AsyncIterator[Base]:
     """`running` counts the turns of the daemon's own agents."""
     async with (
-        open_storage(settings, log, clocks=clocks, archive_apart=archive_apart) as storage,
+        open_storage(settings, log, clocks=clocks, archive_process=archive_process) as storage,
         open_tracer(settings.telemetry, environment(), log) as tracer,
         open_listeners(settings, log) as listeners,
         open_task_logs(settings.home, bytes_max=settings.log.task_bytes_max) as task_logs,
@@ -95,7 +95,7 @@ async def open_base(
     ):
         frames = _make_frame_log(settings, storage)
         telemetry = Telemetry(log, task_logs, tracer, frames)
-        calls = TurnCalls(frames) if frames is not None else None
+        calls = TurnCallCapture(frames) if frames is not None else None
         outbound = await stack.enter_async_context(open_outbound(settings.outbound, calls))
         yield Base(
             settings=settings,
@@ -112,7 +112,7 @@ def _make_frame_log(settings: Settings, storage: Storage) -> FrameLog | None:
     bytes_max, ledger = settings.log.frame_bytes_max, storage.ledger
     if not bytes_max:
         return None
-    frames = FrameLog(ledger.now_ms, bytes_max=bytes_max, belongs=ledger.parties)
+    frames = FrameLog(ledger.now_ms, bytes_max=bytes_max, find_task=ledger.parties)
     ledger.on_erased(frames.on_erased)
     return frames
 

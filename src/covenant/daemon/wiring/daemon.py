@@ -57,20 +57,20 @@ async def open_daemon(
     served: Sequence[LoadedAgent] = (),
     reloaded: Sequence[ServedFile] = (),
     clocks: Clocks = SYSTEM_CLOCKS,
-    archive_apart: bool = True,
+    archive_process: bool = True,
     sources: Mapping[str, Source] | None = None,
 ) -> AsyncIterator[Daemon]:
     """`served`: agents from Python files. `reloaded`: those of the files that are loaded again when they change.
     `sources`: where each setting came from.
 
-    `archive_apart`: a process of its own writes the archive.
+    `archive_process`: a process of its own writes the archive.
 
     Raises HomeLocked, Damaged, UnsafeHome, CannotListen or SettingsError, each with what to do about it.
     """
     _check_extras(settings)
     register = PoolRegister()
     async with (
-        open_base(settings, log, register.jobs.__len__, clocks=clocks, archive_apart=archive_apart) as base,
+        open_base(settings, log, register.jobs.__len__, clocks=clocks, archive_process=archive_process) as base,
         _open_peer_services(base, register) as services,
         open_agents(base, services.requester if services is not None else None, register, served, reloaded) as agents,
     ):

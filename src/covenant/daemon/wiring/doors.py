@@ -428,7 +428,7 @@ def _make_http(
         metrics_token=read_token_file(settings.metrics_token_file, "http.metrics_token_file"),
         notices=notices,
         more_routes=routes,
-        under=[(PREFIX, a2a)],
+        prefix_doors=[(PREFIX, a2a)],
         dashboard=dashboard,
         described=(
             *TENANT_DESCRIBED,

@@ -125,11 +125,11 @@ class ModelAgents:
             return None
         from covenant.agents.model.model_agent import ModelAdvisor, ModelAgent  # noqa: PLC0415  (needs an extra)
 
-        request_s, advisor, adviser = self._settings.request_ms / 1000, definition.advisor, None
+        request_s, advisor, model_advisor = self._settings.request_ms / 1000, definition.advisor, None
         if advisor is not None and advisor.mode != "off":
             models = self._models.advisor_models(advisor)
             if models:
-                adviser = ModelAdvisor(models[0], advisor, request_s=request_s, fallbacks=models[1:])
+                model_advisor = ModelAdvisor(models[0], advisor, request_s=request_s, fallbacks=models[1:])
             elif advisor.mode == "gate":
                 return UnavailableAgent(
                     f"the model of this agent's advisor, {advisor.model}, cannot be used: name it in model.others"
@@ -140,6 +140,6 @@ class ModelAgents:
             self._services,
             request_s=request_s,
             remembers=remembers,
-            adviser=adviser,
+            model_advisor=model_advisor,
             fallbacks=self._models.fallbacks(definition),
         )

@@ -160,7 +160,7 @@ class SharedKeys:
             self._seen[name] = body
 
     def _adopt_prekeys(self, data: bytes) -> None:
-        self.keys.adopt(decode_prekeys(data))
+        self.keys.adopt_prekeys(decode_prekeys(data))
 
     def _adopt_purpose_keys(self, data: bytes) -> None:
         known_ms = self.keys.void_before_ms
@@ -173,7 +173,7 @@ class SharedKeys:
         """Replaces keys that are due, and drops expired prekeys."""
         for _ in range(TRIES):
             await self.refresh()
-            prekeys, purpose_keys = self.keys.renewed(now_ms), self.keys.renewed_purpose_keys(now_ms)
+            prekeys, purpose_keys = self.keys.renewed_prekeys(now_ms), self.keys.renewed_purpose_keys(now_ms)
             if prekeys is None and purpose_keys is None:
                 return
             # If another daemon is first, the next round takes its keys.

@@ -71,7 +71,7 @@ def _ledger_end(base: Base) -> int | None:
     ledger, keys = base.storage.ledger, base.storage.shared_keys
     if isinstance(ledger, EmbeddedLedger):
         return ledger.durable_seq
-    return keys.ledger.end() if keys is not None else None
+    return keys.ledger.committed_batches() if keys is not None else None
 
 
 def _begin_epoch(base: Base) -> str:
@@ -113,7 +113,7 @@ async def open_peer_services(base: Base, register: PoolRegister) -> AsyncIterato
             shared=_shared_instance(base),
         )
         services = PeerServices(
-            context, base.access.catalogue, register.used, base.access.intake.drain_requested.is_set
+            context, base.access.catalogue, register.usage_of, base.access.intake.drain_requested.is_set
         )
         await services.inbox.relay.open()
         stack.push_async_callback(services.directory.stop)
@@ -141,7 +141,7 @@ class Peers:
         return sealed_routes(self._services.inbox, self._introduction, self._base.telemetry.meter, pool)
 
     def _introduction(self) -> Introduction:
-        return self._services.directory.introduction(self.admin.name)
+        return self._keys.introduction(self._base.storage.ledger.now_ms(), self.admin.name)
 
     async def run(self) -> None:
         await self._discovery.start()
@@ -159,7 +159,7 @@ def _make_discovery(base: Base, keys: InstanceKeys) -> Discovery:
     settings, ledger = base.settings, base.storage.ledger
     record = TxtRecord(instance_id=keys.id, versions=keys.versions, fingerprint=fingerprint(keys.key))
     address, port = base.listeners.peers_at
-    announcement = Announcement(record=record, port=port, listens=(address,))
+    announcement = Announcement(record=record, port=port, listen_addresses=(address,))
     if base.listeners.peers is not None:
         details = replace(announcement.record, tls=base.listeners.tls is not None)
         announcement = replace(announcement, record=details)

@@ -43,7 +43,7 @@ from covenant.ledger.clock import uuid_source
 from covenant.ledger.contract.blobs import BlobStore
 from covenant.ledger.contract.ledger import Ledger, SharedLedger
 from covenant.ledger.embedded.moved_mark import find_own_ledger, read_mark
-from covenant.ledger.embedded.open import CLOCK_NAME, keep_ages, kept_ages
+from covenant.ledger.embedded.open import CLOCK_NAME, load_ages, save_ages
 from covenant.mailbox import local_agent
 from covenant.model.errors import CovenantError, HomeUnusable, SettingsError, Unavailable
 from covenant.model.extras import install_command
@@ -98,8 +98,8 @@ async def open_shared_ledger(settings: Settings, clocks: Any) -> SharedLedger:
         clock=clocks.now_ms,
         monotonic_ms=clocks.monotonic_ms,
         clock_pause_ms=settings.daemon.clock_pause_ms,
-        keep=partial(keep_ages, path),
-        kept=await asyncio.to_thread(kept_ages, path),
+        keep=partial(save_ages, path),
+        kept=await asyncio.to_thread(load_ages, path),
         limits=ledger_limits(settings),
         durability=settings.ledger.durability,
         node=node_name(settings),
@@ -115,12 +115,14 @@ async def open_shared_blobs(settings: Settings, stack: AsyncExitStack) -> BlobSt
     Resources to close later are put on the stack. Raises SettingsError, but not for a bucket that cannot be reached.
     """
     postgres = await asyncio.to_thread(import_postgres, "open_postgres")
-    kept = await _open_bucket(settings, stack) if settings.blobs.url else None
+    bucket = await _open_bucket(settings, stack) if settings.blobs.url else None
     try:
-        blobs: BlobStore = await postgres.open_blob_rows(settings.ledger.url, pooler=settings.ledger.pooler, kept=kept)
+        blobs: BlobStore = await postgres.open_blob_rows(
+            settings.ledger.url, pooler=settings.ledger.pooler, upload_bytes=bucket
+        )
     except BaseException:
-        if kept is not None:
-            await kept.close()
+        if bucket is not None:
+            await bucket.close()
         raise
     return blobs
 
@@ -193,7 +195,7 @@ def _check_no_ledger(settings: Settings) -> None:
     home, begin = settings.home, "begin a new one there with `covenant ledger init`"
     own = find_own_ledger(home, settings.ledger.url)
     if own is not None:
-        why = f"the database has no ledger, and that of {home} is {own.place}: {own.way}, or {begin}"
+        why = f"the database has no ledger, and that of {home} is {own.place}: {own.next_step}, or {begin}"
         raise HomeUnusable(why, None)
     if read_mark(home) is not None:
         why = f"the database has no ledger any more, though {home} was served on it: restore it from its backup"
@@ -205,8 +207,8 @@ def _other_instance(settings: Settings) -> UnsafeHome:
     if own is None:
         return UnsafeHome(COPY_KEY)
     return UnsafeHome(
-        f"the database has the ledger of another instance, and that of {settings.home} is {own.place}: {own.way}, or "
-        "name the home of a daemon of that instance, or an empty one, with --home"
+        f"the database has the ledger of another instance, and that of {settings.home} is {own.place}: "
+        f"{own.next_step}, or name the home of a daemon of that instance, or an empty one, with --home"
     )
 
 
@@ -341,12 +343,12 @@ async def move_ledger(settings: Settings, *, out: bool) -> Mapping[str, Any]:
         durability=settings.ledger.durability,
     )
     if not out:
-        moved = (await mover.move_in()).measures
+        moved = await mover.move_in()
         await asyncio.to_thread(keystore.drop_prekeys)
         return moved
     await check_instance(settings, keystore, key)
     await _save_keys(settings, keystore, key)
-    measures = (await mover.move_out()).measures
+    measures = await mover.move_out()
     await _save_keys(settings, keystore, key)  # a daemon may have replaced some before it stopped
     return measures
 

@@ -98,7 +98,7 @@ class RemoteAgents:
         """A registered agent may be called even at a private address, since the operator wrote its entry."""
         if name is None:
             return self._fetcher
-        place = entry.place
+        place = entry.host_and_port
         if place not in self._entry_fetchers:
             if len(self._entry_fetchers) >= FETCHERS_MAX:
                 # Calls under way keep their client. Clients hold nothing open between calls.
@@ -112,7 +112,7 @@ class RemoteAgents:
             self._log.warning("remotes.unusable", entry=name, why=why)
         variables = environment()
         for name in registry:
-            missing = registry.entry(name).missing(variables)
+            missing = registry.entry(name).missing_variable(variables)
             if missing is not None:
                 why = "the variable is not set where the daemon was started; it is called without a token"
                 self._log.warning("remotes.no_token", entry=name, token_env=missing, why=why)
@@ -148,4 +148,4 @@ def _resolver(settings: OutboundSettings, timeout_s: float) -> SystemResolver | 
     if find_spec("dns") is None:
         raise not_installed("outbound.name_servers", "peers", "dnspython")
     servers = [read_address(text, DNS_PORT) for text in settings.name_servers]
-    return NameServerResolver(servers, patience_s=timeout_s)
+    return NameServerResolver(servers, timeout_s=timeout_s)

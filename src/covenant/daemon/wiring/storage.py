@@ -100,7 +100,7 @@ async def open_storage(
     log: Log,
     *,
     clocks: Clocks = SYSTEM_CLOCKS,
-    archive_apart: bool = True,
+    archive_process: bool = True,
     begins_ledger: bool = False,
 ) -> AsyncIterator[Storage]:
     """Raises HomeLocked, Damaged, HomeUnusable, UnsafeHome or SettingsError.
@@ -114,7 +114,7 @@ async def open_storage(
     await check_instance(settings, keystore, key, begins_ledger=begins_ledger)
     shipped = _shipped_segments(settings)
     async with (
-        _open_ledger(settings, log, clocks, archive_apart=archive_apart, shipped=shipped) as ledger,
+        _open_ledger(settings, log, clocks, archive_process=archive_process, shipped=shipped) as ledger,
         AsyncExitStack() as stack,
     ):
         key, operator = await _admit(settings, ledger, keystore, key, log)
@@ -230,7 +230,7 @@ def _make_shipper(settings: Settings, ledger: EmbeddedLedger, shipped: ShippedSe
 
 @asynccontextmanager
 async def _open_ledger(
-    settings: Settings, log: Log, clocks: Clocks, *, archive_apart: bool, shipped: ShippedSegments | None
+    settings: Settings, log: Log, clocks: Clocks, *, archive_process: bool, shipped: ShippedSegments | None
 ) -> AsyncIterator[EmbeddedLedger | SharedLedger]:
     async with AsyncExitStack() as stack:
         ledger: EmbeddedLedger | SharedLedger
@@ -247,7 +247,7 @@ async def _open_ledger(
                 node=settings.daemon.node or machine_name(),
                 durability=settings.ledger.durability,
                 segment_bytes=settings.ledger.segment_bytes,
-                archive_apart=archive_apart,
+                archive_process=archive_process,
                 shipped=shipped,
             )
         stack.callback(log.info, "ledger.closed")

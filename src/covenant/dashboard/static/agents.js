@@ -1,7 +1,7 @@
 // The catalogue of agents, and one agent: its card, the card's signature, and its tasks.
 
-import { everyAgent, get, rest, session } from "./api.js";
-import { attempt, begin, stayHere } from "./app.js";
+import { allAgents, get, rest, session } from "./api.js";
+import { attempt, begin, navigate } from "./app.js";
 import { linkOut } from "./conversation.js";
 import { chip, clipped, el, fill, find, icon, mark, number, plural, pretty, rows, shortId, stateOf, tag, to, when } from "./view.js";
 
@@ -28,11 +28,11 @@ async function load() {
     failed: { text: number(agent.failed), "data-tone": agent.failed ? "bad" : null },
   }), "#none");
   find("#one").hidden = !id;
-  if (id) await one(tenant, id, agents.find((agent) => agent.tenant === tenant && agent.id === id));
+  if (id) await showAgent(tenant, id, agents.find((agent) => agent.tenant === tenant && agent.id === id));
 }
 
 async function readAgents() {
-  const [agents, { by_agent: counted }] = await Promise.all([everyAgent(), get("a2a/tasks/counts")]);
+  const [agents, { by_agent: counted }] = await Promise.all([allAgents(), get("a2a/tasks/counts")]);
   return agents.map((agent) => {
     const found = counted.find((each) => each.agent === `${agent.id}@${agent.tenant}`) ?? NONE;
     const { url, concurrency } = agent.agent_def;
@@ -47,9 +47,9 @@ function cardOf(path) {
   return (cards[path] ??= get(`agents/${path}/card`).catch((error) => ({ card: null, raw: error.message, signature: { state: "unknown", detail: "The card cannot be read." } })));
 }
 
-async function one(tenant, id, agent) {
+async function showAgent(tenant, id, agent) {
   const display = `${id}@${tenant}`;
-  const [{ tasks }, found, known] = await Promise.all([
+  const [{ tasks }, found, user] = await Promise.all([
     get("a2a/tasks", { agent: display, limit: 10 }),
     cardOf(key({ tenant, id })),
     session(),
@@ -66,7 +66,7 @@ async function one(tenant, id, agent) {
     urls: card ? interfaces(card) : null,
     skills: (card?.skills ?? []).map((skill) => el("div", {}, el("b", {}, skill.name ?? skill.id), el("p", { class: "quiet small" }, skill.description ?? ""), el("div", { class: "skills" }, (skill.tags ?? []).map((word) => tag(word))))),
     raw: clipped(pretty(found.raw)),
-    inspect: known.may("inspect") ? { href: to("inspector", agent?.url ? { url: agent.url } : { tenant, agent: id }) } : null,
+    inspect: user.may("inspect") ? { href: to("inspector", agent?.url ? { url: agent.url } : { tenant, agent: id }) } : null,
     every: { href: to("tasks", { agent: display }) },
     made: agent ? `${agent.kind}, from ${agent.source}` : "–",
     most: agent?.concurrency ? plural(agent.concurrency, "task at once", "tasks at once") : "no limit of its own",
@@ -82,7 +82,7 @@ function interfaces(card) {
 }
 
 const look = () => find("#one").scrollIntoView({ block: "nearest" });
-stayHere(find("#rows"), "a.row");
+navigate(find("#rows"), "a.row");
 addEventListener("popstate", () => attempt(load).then(look));
-session().then((known) => (find("#any").hidden = !known.may("inspect")));
+session().then((user) => (find("#any").hidden = !user.may("inspect")));
 begin(load, ["counts"], 3_000).then(look);

@@ -24,7 +24,7 @@ let used = true;
 for (const kind of ["pointerdown", "keydown", "wheel"]) addEventListener(kind, () => (used = true), { capture: true, passive: true });
 
 async function call(method, path, body) {
-  const request = { method, headers: { accept: "application/json" } };
+  const request = { method, headers: {} };
   if (!used) request.headers["covenant-reload"] = "1";
   used = false;
   if (body !== undefined) {
@@ -56,13 +56,13 @@ function logIn() {
   location.assign(`/ui/login?${ended}next=${encodeURIComponent(here)}`);
 }
 
-let asked = null;
+let user = null;
 
 /** The logged-in principal and its rights: `may("cancel")`. Retries until the daemon answers; then the page reads
    again. */
-export const session = () => (asked ??= askWho(0));
+export const session = () => (user ??= readUser(0));
 
-async function askWho(failures) {
+async function readUser(failures) {
   try {
     const found = await get("session");
     ended = "ended=yes&";
@@ -70,14 +70,14 @@ async function askWho(failures) {
     return { ...found, may: (verb) => found.can.includes(verb) };
   } catch {
     deliver("state", "lost");
-    return new Promise((done) => later((count) => done(askWho(count)), failures));
+    return new Promise((done) => later((count) => done(readUser(count)), failures));
   }
 }
 
 const later = (run, failures) => setTimeout(() => run(failures + 1), Math.min(500 * 2 ** failures, 8_000));
 
 /** The agents of all tenants, each with its `tenant`. */
-export async function everyAgent() {
+export async function allAgents() {
   const { tenants } = await get("v1/admin/tenants");
   const lists = await Promise.all(tenants.map(({ name }) => get(`v1/admin/tenants/${encodeURIComponent(name)}/agents`)));
   return lists.flatMap(({ tenant, agents }) => agents.map((agent) => ({ ...agent, tenant })));
@@ -92,28 +92,28 @@ export const rest = () => location.pathname.split("/").slice(3).filter(Boolean);
 const NAME = "covenant.feed";
 const EVENTS = ["hello", "counts", "tasks", "peers", "pushes", "audit", "nodes", "resync", "end"];
 
-const here = new EventTarget();
+const events = new EventTarget();
 const channel = new BroadcastChannel(NAME);
 let state = "connecting";
-let leads = false;
+let isLeader = false;
 
 /** Calls `listener(data)` for each event of this kind; `state` is the connection's: connecting, live, lost. */
 export function on(kind, listener) {
-  here.addEventListener(kind, (event) => listener(event.detail));
+  events.addEventListener(kind, (event) => listener(event.detail));
 }
 
 export function connect() {
   channel.addEventListener("message", ({ data }) => {
     if (data.kind === "who") {
-      if (leads) channel.postMessage({ kind: "state", data: state });
+      if (isLeader) channel.postMessage({ kind: "state", data: state });
     } else deliver(data.kind, data.data);
   });
   channel.postMessage({ kind: "who" });
-  if (navigator.locks) takeLead();
+  if (navigator.locks) awaitLead();
   else lead(0);
 }
 
-async function takeLead() {
+async function awaitLead() {
   await navigator.locks.request(NAME, { ifAvailable: true }, (lock) => lock && lead(0));
   navigator.locks.request(NAME, () => lead(1));
 }
@@ -121,38 +121,38 @@ async function takeLead() {
 function deliver(kind, data) {
   if (kind === "state") state = data;
   if (kind === "end" && data.why !== "stopping") logIn();
-  here.dispatchEvent(new CustomEvent(kind, { detail: data }));
+  events.dispatchEvent(new CustomEvent(kind, { detail: data }));
 }
 
-function tell(kind, data) {
+function publish(kind, data) {
   deliver(kind, data);
   channel.postMessage({ kind, data });
 }
 
-/** Holds the lock while this tab is open. `failures`: how many connections were lost before this one. */
+/** Holds the lock while this tab is open. `failures`: connections that were lost before. */
 function lead(failures) {
-  leads = true;
+  isLeader = true;
   open(failures);
   return new Promise(() => {});
 }
 
-/** The browser reconnects by itself, with the last event's id. After a refusal it gives up, and `again` connects. */
+/** The browser reconnects by itself, with the last event's id. After a refusal it gives up, and `reconnect` connects. */
 function open(failures) {
   const source = new EventSource("/ui/feed");
-  for (const kind of EVENTS) source.addEventListener(kind, (event) => tell(kind, JSON.parse(event.data)));
+  for (const kind of EVENTS) source.addEventListener(kind, (event) => publish(kind, JSON.parse(event.data)));
   source.addEventListener("hello", () => {
-    tell("state", "live");
-    if (failures) tell("resync", {});
+    publish("state", "live");
+    if (failures) publish("resync", {});
     failures = 0;
   });
   source.addEventListener("error", () => {
-    if (state !== "lost") tell("state", "lost");
-    if (source.readyState === EventSource.CLOSED) later(again, failures);
+    if (state !== "lost") publish("state", "lost");
+    if (source.readyState === EventSource.CLOSED) later(reconnect, failures);
   });
 }
 
-async function again(failures) {
+async function reconnect(failures) {
   const answer = await fetch("/ui/api/session", { headers: { "covenant-reload": "1" } }).catch(() => null);
-  if (answer?.status === 401) tell("end", { why: "logged_out" });
+  if (answer?.status === 401) publish("end", { why: "logged_out" });
   else open(failures);
 }

@@ -1,7 +1,7 @@
 // The frame of every page: navigation, the state of the connection, and the logged-in principal.
 
 import { Away, connect, get, on, session } from "./api.js";
-import { el, find, icon, number, quiet, throttled } from "./view.js";
+import { el, find, findAll, icon, number, quiet, throttled } from "./view.js";
 
 const PAGES = ["attention", "tasks", "agents", "inspector", "peers", "push", "tenants", "audit", "settings", "nodes"];
 const PART_OF = { task: "tasks", tree: "tasks" };
@@ -22,10 +22,10 @@ export async function begin(load, kinds = [], pause_ms = 1_000) {
 
 /** Runs `run()` and shows a refusal. A page's `load` leaves the refusal of an act. */
 export async function attempt(run) {
-  const told = find("#refused");
+  const shown = find("#refused");
   try {
     await run();
-    if (!run.name || told?.dataset.by) told?.remove();
+    if (!run.name || shown?.dataset.by) shown?.remove();
   } catch (error) {
     if (error instanceof Away) return;
     refuse(error.message, run.name);
@@ -40,25 +40,25 @@ export function refuse(message, by = "") {
 
 async function frame() {
   const status = el("p", { class: "live", role: "status" });
-  tellConnection(status, "connecting");
+  showConnection(status, "connecting");
   const links = el("nav", { class: "nav", "aria-label": "Pages" });
   const who = el("div", { class: "who" }, status);
   document.body.prepend(el("header", { class: "side" }, el("a", { class: "brand", href: "/ui/" }, icon("covenant"), "Covenant"), links, who));
   document.body.prepend(el("a", { class: "skip", href: "#main" }, "Skip to the content"));
-  on("state", (state) => tellConnection(status, state));
-  const known = await session();
-  if (known.role === "tenant" && page === "attention") location.replace("/ui/tasks");
-  links.replaceChildren(...PAGES.filter((name) => seen(name, known)).map(link));
+  on("state", (state) => showConnection(status, state));
+  const user = await session();
+  if (user.role === "tenant" && page === "attention") location.replace("/ui/tasks");
+  links.replaceChildren(...PAGES.filter((name) => isShown(name, user)).map(link));
   who.append(
-    el("span", { class: "name" }, `${known.name} · ${known.role}`, el("br"), quiet(`${known.node} · ${known.version}`)),
+    el("span", { class: "name" }, `${user.name} · ${user.role}`, el("br"), quiet(`${user.node} · ${user.version}`)),
     el("form", { method: "post", action: "/ui/logout" }, el("button", { class: "plain" }, "Log out")),
   );
-  if (known.role !== "tenant") badges(links);
+  if (user.role !== "tenant") badges(links);
 }
 
-function seen(name, known) {
-  if (known.role === "tenant") return name === "tasks";
-  return name === "nodes" ? known.several : name === "inspector" ? known.may("inspect") : true;
+function isShown(name, user) {
+  if (user.role === "tenant") return name === "tasks";
+  return name === "nodes" ? user.several : name === "inspector" ? user.may("inspect") : true;
 }
 
 function link(name) {
@@ -80,7 +80,7 @@ function badges(links) {
   for (const kind of ["counts", "pushes", "peers", "resync"]) on(kind, look);
 }
 
-function tellConnection(status, state) {
+function showConnection(status, state) {
   status.dataset.state = state;
   const [sign, words] = CONNECTION[state];
   status.replaceChildren(icon(sign), el("span", {}, words));
@@ -92,7 +92,7 @@ function tellConnection(status, state) {
 
 /** Tabs after the ARIA pattern: arrow keys change the tab, and its panel is shown. */
 export function tabs(root) {
-  const all = [...root.querySelectorAll('[role="tab"]')];
+  const all = findAll('[role="tab"]', root);
   const show = (chosen) => {
     for (const tab of all) {
       tab.setAttribute("aria-selected", String(tab === chosen));
@@ -114,7 +114,7 @@ export function tabs(root) {
 }
 
 /** Links inside `root` change the address as Back does, without loading a page. */
-export function stayHere(root, selector) {
+export function navigate(root, selector) {
   root.addEventListener("click", (event) => {
     const link = event.target.closest(selector);
     if (!link || event.metaKey || event.ctrlKey || event.shiftKey) return;
@@ -130,33 +130,33 @@ export const address = () => new URLSearchParams(location.search);
 
 /** The values of these names in the address; `since` becomes the moment `since_ms`. */
 export function filter(names) {
-  const asked = Object.fromEntries(names.map((name) => [name, address().get(name)]).filter(([, value]) => value));
+  const query = Object.fromEntries(names.map((name) => [name, address().get(name)]).filter(([, value]) => value));
   const span = SPANS_MS[address().get("since")];
-  return span ? { ...asked, since_ms: Date.now() - span } : asked;
+  return span ? { ...query, since_ms: Date.now() - span } : query;
 }
 
-/** Binds a form's fields to the address; calls `arrive()` after each change. Returns what changes the address. */
-export function filters(form, arrive) {
+/** Binds a form's fields to the address; calls `onChange()` after each change. Returns a setter of fields. */
+export function filters(form, onChange) {
   const show = () => {
     for (const field of form.elements) if (field.name) field.value = address().get(field.name) ?? "";
   };
-  const here = () => {
+  const apply = () => {
     show();
-    arrive();
+    onChange();
   };
   const go = (changes) => {
-    const asked = address();
-    for (const [name, value] of Object.entries(changes)) value ? asked.set(name, value) : asked.delete(name);
+    const query = address();
+    for (const [name, value] of Object.entries(changes)) value ? query.set(name, value) : query.delete(name);
     // Enter sends it twice.
-    if (`${asked}` !== `${address()}`) history.pushState(null, "", asked.size ? `?${asked}` : location.pathname);
-    here();
+    if (`${query}` !== `${address()}`) history.pushState(null, "", query.size ? `?${query}` : location.pathname);
+    apply();
   };
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     go(Object.fromEntries(new FormData(form)));
   });
   form.addEventListener("change", () => form.requestSubmit());
-  addEventListener("popstate", here);
+  addEventListener("popstate", apply);
   show();
   return go;
 }

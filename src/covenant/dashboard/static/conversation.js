@@ -32,14 +32,9 @@ function stored({ task_id, sha256, size, filename = sha256.slice(0, 12) }) {
   return el("a", { class: "button", href, download: filename }, icon("download"), `${filename}, ${bytes(size)}`);
 }
 
+/** A link that names its host. Other text has no link. */
 export function linkOut(url, name = "") {
-  let host = "";
-  try {
-    const parsed = new URL(url);
-    if (["http:", "https:"].includes(parsed.protocol)) host = parsed.host;
-  } catch {
-    // Not a URL: shown as text, without a link.
-  }
+  const host = /^https?:/i.test(url) && URL.canParse(url) && new URL(url).host;
   if (!host) return el("span", {}, url);
   return el("a", { href: url, rel: "noopener noreferrer nofollow", target: "_blank", class: "file" }, icon("network"), name ? `${name} (${host})` : host);
 }
@@ -53,7 +48,7 @@ const text = (words) => (words ? [{ type: "text", text: words }] : []);
 /** The messages and artifacts in the answer of `a2a/tasks/{id}/show`. The pieces of an artifact are joined. */
 export function readConversation(shown) {
   const { task } = shown;
-  const said = [{ who: "user", name: task.sender.display, at_ms: shown.created_at_ms, parts: task.parts?.length ? task.parts : text(task.intent_text) }];
+  const turns = [{ who: "user", name: task.sender.display, at_ms: shown.created_at_ms, parts: task.parts?.length ? task.parts : text(task.intent_text) }];
   const artifacts = new Map();
   for (const update of shown.updates) {
     const body = update.body;
@@ -62,7 +57,7 @@ export function readConversation(shown) {
       const { result, state } = body;
       const broke = state !== "completed";
       const parts = result.content?.length ? result.content : text(result.error_message || (broke && state));
-      if (parts.length) said.push({ who: "agent", name: task.recipient.display, at_ms: update.ts_ms, parts, broke });
+      if (parts.length) turns.push({ who: "agent", name: task.recipient.display, at_ms: update.ts_ms, parts, broke });
     } else if (body.type === "artifact") {
       const known = body.append ? artifacts.get(body.artifact_id) : null;
       const parts = known ? join(known.parts, body.parts) : [...(body.parts ?? [])];
@@ -71,10 +66,10 @@ export function readConversation(shown) {
       const parts = body.parts?.length ? body.parts : text(body.text);
       if (!parts.length) continue;
       const user = body.role === "user" || update.kind === "continued";
-      said.push({ who: user ? "user" : "agent", name: (user ? task.sender : task.recipient).display, at_ms: update.ts_ms, parts, asks: /required/.test(body.state ?? update.kind) });
+      turns.push({ who: user ? "user" : "agent", name: (user ? task.sender : task.recipient).display, at_ms: update.ts_ms, parts, asks: /required/.test(body.state ?? update.kind) });
     }
   }
-  return { said, artifacts: [...artifacts.values()] };
+  return { turns, artifacts: [...artifacts.values()] };
 }
 
 function join(before, added = []) {
@@ -94,13 +89,13 @@ export function drawTurn({ who, name, at_ms, parts, asks, broke, note }) {
 
 /** Draws a frame of the wire, with its breaches of the specification. */
 export function drawFrame({ at_ms, direction, findings = [], headers = {}, text, truncated }, what, tags) {
-  const said = Object.entries(headers).map(([name, value]) => `${name}: ${value}`).join("\n");
+  const lines = Object.entries(headers).map(([name, value]) => `${name}: ${value}`).join("\n");
   return el(
     "li",
     { class: "frame", "data-direction": direction },
     el("header", {}, icon(direction, direction === "out" ? "sent" : "received"), el("b", {}, what), [...tags, truncated && "cut"].filter(Boolean).map((word) => tag(String(word))), el("span", { class: "quiet small" }, when(at_ms))),
     findings.map((broken) => el("p", { class: "finding" }, icon("failed", "breaks the specification"), broken)),
-    said ? el("details", {}, el("summary", { class: "small" }, "Headers"), bytesOf(said)) : null,
+    lines ? el("details", {}, el("summary", { class: "small" }, "Headers"), bytesOf(lines)) : null,
     text ? bytesOf(pretty(text)) : null,
   );
 }

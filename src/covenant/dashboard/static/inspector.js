@@ -1,12 +1,12 @@
 // Talks to any A2A agent: the messages on one side, every frame on the other, with what breaks the specification.
 
-import { everyAgent, post, Refused, session } from "./api.js";
+import { allAgents, post, Refused, session } from "./api.js";
 import { address, attempt, begin } from "./app.js";
 import { drawFrame, drawTurn } from "./conversation.js";
 import { bytesOf, click, duration, el, find, icon, plural } from "./view.js";
 
 const form = find("#ask");
-const said = [];
+const turns = [];
 const frames = [];
 const findings = [];
 /** Fields of the next message: the interface, the context and, until it ends, the task. */
@@ -48,17 +48,17 @@ async function ask(method) {
     const found = await post("a2a/inspect", request(method));
     const broken = found.findings.length ? plural(found.findings.length, "finding") : "nothing breaks the specification";
     busy.textContent = found.ok ? `Answered in ${duration(found.took_ms)}; ${broken}.` : `Failed in ${duration(found.took_ms)}: ${found.error}`;
-    take(found);
+    addAnswer(found);
     if (found.card) drawCard(found);
   } finally {
     if (busy.textContent === "Asking…") busy.textContent = "";
   }
 }
 
-function take(found) {
+function addAnswer(found) {
   findings.push(...found.findings.map((finding) => ({ ...finding, frame: finding.frame === null ? null : finding.frame + frames.length })));
   frames.push(...found.frames);
-  said.push(...found.conversation);
+  turns.push(...found.conversation);
   const last = found.conversation.findLast((each) => each.task_id);
   if (last) {
     task = last.task_id;
@@ -79,12 +79,12 @@ function drawCard({ card, signature }) {
 function draw() {
   for (const button of ["#get", "#cancel"]) find(button).hidden = !task;
   for (const part of ["#empty", "#no-frames"]) find(part).hidden = frames.length > 0;
-  find("#said").replaceChildren(...said.map((each) => drawTurn({ who: each.role === "user" ? "user" : "agent", name: each.role, note: each.state, parts: [{ type: "text", text: each.text }], asks: /required/i.test(each.state), broke: /failed|rejected/i.test(each.state) })));
+  find("#said").replaceChildren(...turns.map((each) => drawTurn({ who: each.role === "user" ? "user" : "agent", name: each.role, note: each.state, parts: [{ type: "text", text: each.text }], asks: /required/i.test(each.state), broke: /failed|rejected/i.test(each.state) })));
   find("#findings").replaceChildren(...findings.map((finding) => el("li", { class: "finding" }, icon("failed", "breaks the specification"), el("span", {}, `${finding.rule}: ${finding.text}`, finding.frame === null ? "" : ` (frame ${finding.frame + 1})`))));
   find("#frames").replaceChildren(...frames.map((each, index) => drawFrame(each, `${index + 1}. ${each.what}`, [each.status])));
 }
 
-function changed() {
+function showTarget() {
   const elsewhere = !form.elements.target.value;
   find("#by-url").hidden = !elsewhere;
   form.elements.url.required = elsewhere;
@@ -92,18 +92,18 @@ function changed() {
 
 async function load() {
   if (!(await session()).may("inspect")) return form.replaceChildren("Only the operator may call agents from this page.");
-  const agents = await everyAgent();
+  const agents = await allAgents();
   if (form.elements.target.options.length > 1) return;
-  const asked = address();
+  const query = address();
   for (const { tenant, id, name } of agents) {
-    const selected = asked.get("agent") === id && asked.get("tenant") === tenant;
+    const selected = query.get("agent") === id && query.get("tenant") === tenant;
     form.elements.target.append(el("option", { value: `${tenant}/${id}`, selected }, `${name || id} (${tenant})`));
   }
-  changed();
+  showTarget();
 }
 
-function beginAnew() {
-  said.length = frames.length = findings.length = 0;
+function reset() {
+  turns.length = frames.length = findings.length = 0;
   follow = {};
   task = null;
   find("#card-of").hidden = true;
@@ -111,8 +111,8 @@ function beginAnew() {
 }
 
 form.elements.target.addEventListener("change", () => {
-  changed();
-  beginAnew();
+  showTarget();
+  reset();
 });
 // Another agent, dialect or binding has another interface.
 for (const name of ["url", "dialect", "binding"]) form.elements[name].addEventListener("change", () => (follow = {}));
@@ -120,7 +120,7 @@ form.addEventListener("submit", (event) => {
   event.preventDefault();
   attempt(() => ask(event.submitter?.value ?? "send"));
 });
-click("#anew", beginAnew);
+click("#anew", reset);
 // Set before the first read, so that an address typed meanwhile stays.
 form.elements.url.value ||= address().get("url") ?? "";
 begin(load);

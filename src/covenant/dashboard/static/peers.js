@@ -1,7 +1,7 @@
 // Other instances: trust, fingerprints to compare, messages that wait for each, and delegations.
 
 import { get, post, rest, session } from "./api.js";
-import { attempt, begin, stayHere } from "./app.js";
+import { attempt, begin, navigate } from "./app.js";
 import { linkOut } from "./conversation.js";
 import { act, button, chip, click, el, fill, find, icon, mark, number, plural, quiet, rows, shortId, tag, when } from "./view.js";
 
@@ -24,19 +24,19 @@ const SIGNS = { completed: "good", lost: "lost" };
 const fingerprint = (key) => el("span", { class: "finger" }, key?.match(/.{1,4}/g)?.join(" ") ?? "–");
 
 async function load() {
-  const known = await session();
-  find("#off").hidden = known.peers;
-  find("#on").hidden = !known.peers;
-  if (!known.peers) return;
+  const user = await session();
+  find("#off").hidden = user.peers;
+  find("#on").hidden = !user.peers;
+  if (!user.peers) return;
   const [chosen] = rest();
   const [found, { delegations }] = await Promise.all([get(`${PATH}/peers`, { limit: 100 }), get(`${PATH}/delegations`, { limit: 100 })]);
   fill(find("#ours"), { name: found.name, id: [fingerprint(found.id)] });
   rows("#rows", "peer", found.peers, (peer) => peer.id, (peer) => peerRow(peer, chosen), "#none");
   const peer = found.peers.find((each) => each.id === chosen);
   find("#one").hidden = !peer;
-  if (peer) one(peer, known);
+  if (peer) showPeer(peer, user);
   const shown = peer ? delegations.filter((each) => each.peerId === peer.id) : delegations;
-  rows("#delegations", "delegation", shown, (each) => each.id, (each) => delegationRow(each, known), "#no-delegations");
+  rows("#delegations", "delegation", shown, (each) => each.id, (each) => delegationRow(each, user), "#no-delegations");
 }
 
 function peerRow(peer, chosen) {
@@ -51,7 +51,7 @@ function peerRow(peer, chosen) {
   };
 }
 
-function one(peer, known) {
+function showPeer(peer, user) {
   fill(find("#one"), {
     name: peer.name,
     id: [fingerprint(peer.id)],
@@ -62,12 +62,12 @@ function one(peer, known) {
     verified: [when(peer.verifiedAtMs)],
     failure: peer.waiting?.failure,
     profiles: peer.capabilities.map((profile) => tag(profile.name, profile.description)),
-    trust: known.may("trust") ? { href: act("trust", { peer: peer.id }) } : null,
-    revoke: known.may("revoke") ? { href: act("revoke", { peer: peer.id }) } : null,
+    trust: user.may("trust") ? { href: act("trust", { peer: peer.id }) } : null,
+    revoke: user.may("revoke") ? { href: act("revoke", { peer: peer.id }) } : null,
   });
 }
 
-function delegationRow(each, known) {
+function delegationRow(each, user) {
   const lost = each.state === "lost";
   const status = lost ? "lost" : each.status;
   return {
@@ -77,7 +77,7 @@ function delegationRow(each, known) {
     state: [chip(mark(status, TONES[status] ?? "leased", SIGNS[status] ?? (TONES[status] ? "canceled" : "elsewhere")))],
     tokens: `${number(each.tokenUsage?.total ?? each.tokenUsage?.tokens ?? 0)} of ${number(each.maxTokenBudget)}`,
     proof: each.proven ? [chip(mark("Proof holds", "good", "audit")), " ", el("a", { class: "button plain", href: `/ui/api/${PATH}/delegations/${each.id}/proof`, download: `proof-${shortId(each.id)}.json` }, icon("download"), "Proof")] : [quiet(each.broken?.length ? each.broken.join(", ") : "–")],
-    acts: lost && known.role === "operator" ? [button("delegation", { id: each.id, do: "offer_again" }, "Offer again"), " ", button("delegation", { id: each.id, do: "force_error" }, "Give up")] : [],
+    acts: lost && user.role === "operator" ? [button("delegation", { id: each.id, do: "offer_again" }, "Offer again"), " ", button("delegation", { id: each.id, do: "force_error" }, "Give up")] : [],
   };
 }
 
@@ -89,7 +89,7 @@ async function discover() {
 }
 
 click("#discover", () => attempt(discover));
-stayHere(find("#rows"), "a.row");
+navigate(find("#rows"), "a.row");
 addEventListener("popstate", () => attempt(load));
-session().then((known) => (find("#discover").hidden = known.role !== "operator"));
+session().then((user) => (find("#discover").hidden = user.role !== "operator"));
 begin(load, ["peers"], 1_000);

@@ -16,11 +16,11 @@ const form = dialog?.querySelector("form");
 /** The dialog's purpose: `run(step)` is called when it is sent, `changed()` when a choice changes. */
 let work = null;
 
-function open(about, command) {
-  work = about;
+function open(purpose, command) {
+  work = purpose;
   form.reset();
   form.elements.command.value = command;
-  tell("");
+  notify("");
   changed();
   dialog.showModal();
 }
@@ -33,24 +33,24 @@ function changed() {
   work.changed();
 }
 
-function tell(text, kind = "") {
-  const told = find(".told", dialog);
-  told.className = `told ${kind}`;
-  told.replaceChildren(text);
-  return told;
+function notify(text, kind = "") {
+  const note = find(".told", dialog);
+  note.className = `told ${kind}`;
+  note.replaceChildren(text);
+  return note;
 }
 
 /** Adds a button that gives the missing grant. */
-function offerGrant(command, told) {
+function offerGrant(command, note) {
   const grant = async () => {
     try {
       await post("capabilities/grant", { action: NEEDS[command] });
-      tell(`Granted ${NEEDS[command]}. Try again now.`, "done");
+      notify(`Granted ${NEEDS[command]}. Try again now.`, "done");
     } catch (error) {
-      tell(error.message, "refused");
+      notify(error.message, "refused");
     }
   };
-  told.append(" ", el("button", { type: "button", onclick: grant }, `Grant ${NEEDS[command]}`));
+  note.append(" ", el("button", { type: "button", onclick: grant }, `Grant ${NEEDS[command]}`));
 }
 
 form?.addEventListener("change", changed);
@@ -62,8 +62,8 @@ form?.addEventListener("submit", async (event) => {
   try {
     await work.run(step);
   } catch (error) {
-    const told = tell(error.message, "refused");
-    if (error instanceof Refused && error.code === "capability_missing" && NEEDS[command]) offerGrant(command, told);
+    const note = notify(error.message, "refused");
+    if (error instanceof Refused && error.code === "capability_missing" && NEEDS[command]) offerGrant(command, note);
   }
 });
 
@@ -117,7 +117,7 @@ export function openBulk(chosen, after) {
   find("#bulk-outcomes").hidden = true;
   const run = async (step) => {
     const real = step === "apply";
-    tell("…");
+    notify("…");
     const done = { outcomes: [], matched: 0, more: false };
     try {
       await repairMany(chosen, !real, done);
@@ -128,7 +128,7 @@ export function openBulk(chosen, after) {
     const { outcomes, matched, more } = done;
     const hit = outcomes.filter((each) => each.outcome !== "refused").length;
     const all = more ? ` and are done at once; more match` : "";
-    tell(real ? `${hit} of ${plural(matched, "task")} changed.` : `${plural(matched, "task")} match${all}; ${hit} would be changed.`, real ? "done" : "");
+    notify(real ? `${hit} of ${plural(matched, "task")} changed.` : `${plural(matched, "task")} match${all}; ${hit} would be changed.`, real ? "done" : "");
     apply.disabled = real || hit === 0;
   };
   open({ run, changed: () => (apply.disabled = true) }, chosen.command);
@@ -137,9 +137,9 @@ export function openBulk(chosen, after) {
 /** Repairs one request at a time. After a refusal, `done` has the outcomes so far. */
 async function repairMany({ ids, filter }, dry_run, done) {
   const [command, reason] = [form.elements.command.value, form.elements.reason.value];
-  const asked = { command, reason, dry_run, limit: ids ? 1 : AT_ONCE, ...needed(command) };
+  const request = { command, reason, dry_run, limit: ids ? 1 : AT_ONCE, ...needed(command) };
   for (const each of ids ? ids.map((id) => ({ id })) : [filter]) {
-    const found = await post("a2a/repair/bulk", { ...asked, filter: each });
+    const found = await post("a2a/repair/bulk", { ...request, filter: each });
     done.outcomes.push(...found.outcomes);
     done.matched += found.matched;
     done.more ||= found.more;

@@ -31,14 +31,14 @@ const PAGES = {
     kinds: ["counts", "pushes", "peers", "audit"],
     rows: (found) => found.items,
     key: (item) => [item.what, item.task_id, item.peer, item.push_id, item.title].join(" "),
-    row: (item, known) => ({
+    row: (item, user) => ({
       mark: { "data-tone": item.severity === "bad" ? "bad" : "waits", nodes: [icon(SIGNS[item.what] ?? "attention", item.severity === "bad" ? "broken" : "warning")] },
       title: [item.task_id ? el("a", { class: "row", href: `/ui/task/${item.task_id}` }, item.title) : el("span", {}, item.title)],
-      act: item.act && known.role === "operator" ? { href: item.act.href, text: item.act.verb } : null,
+      act: item.act && user.role === "operator" ? { href: item.act.href, text: item.act.verb } : null,
     }),
   },
   audit: {
-    read: async () => (found?.events.length > PAGE ? found : await audited()),
+    read: async () => (found?.events.length > PAGE ? found : await readAudit()),
     kinds: ["audit"],
     rows: (found) => {
       find("#more").hidden = found.next === null;
@@ -63,12 +63,12 @@ const PAGES = {
     rows: (found) => found.pushes,
     key: (push) => `${push.task_id} ${push.push_id}`,
     summary: (found) => `${plural(found.count - found.dead, "webhook")} still to be called, ${number(found.dead)} given up`,
-    row: (push, known) => ({
+    row: (push, user) => ({
       state: [chip(PUSHES[push.state])],
       task: { text: shortId(push.task_id), href: `/ui/task/${push.task_id}` },
       next: [when(push.dead_at_ms ?? push.next_ms)],
       why: push.failure,
-      act: known.may("push") && push.state !== "live" ? [button("push", { task: push.task_id, push: push.push_id }, "Try again")] : [],
+      act: user.may("push") && push.state !== "live" ? [button("push", { task: push.task_id, push: push.push_id }, "Try again")] : [],
     }),
   },
   tenants: {
@@ -77,12 +77,12 @@ const PAGES = {
     rows: (found) => found.tenants,
     key: (tenant) => tenant.name,
     summary: (found) => plural(found.tenants.length, "tenant"),
-    row: (tenant, known) => ({
+    row: (tenant, user) => ({
       name: { text: tenant.name, href: to("tasks", { tenant: tenant.name }) },
       state: [chip(tenant.disabled ? mark("Disabled", "bad", "canceled") : mark("Enabled", "good", "good"))],
       token: tenant.token_prefix ? `${tenant.token_prefix}…` : "–",
       use: uses(tenant),
-      act: known.may("tenant") ? [button("tenant", { name: tenant.name, do: "rotate" }, "Rotate"), " ", tenant.disabled ? button("tenant", { name: tenant.name, do: "enable" }, "Enable") : button("tenant", { name: tenant.name, do: "disable" }, "Disable", "danger")] : [],
+      act: user.may("tenant") ? [button("tenant", { name: tenant.name, do: "rotate" }, "Rotate"), " ", tenant.disabled ? button("tenant", { name: tenant.name, do: "enable" }, "Enable") : button("tenant", { name: tenant.name, do: "disable" }, "Disable", "danger")] : [],
     }),
   },
   settings: {
@@ -103,8 +103,8 @@ const PAGES = {
     rows: (found) => found.nodes,
     key: (node) => `${node.node} ${node.boot}`,
     summary: ({ nodes }) => (nodes.length > 1 ? `${number(nodes.filter((node) => node.alive).length)} of ${plural(nodes.length, "daemon")} alive` : "One daemon alone"),
-    row: (node, known) => ({
-      name: node.node === known.node ? `${node.node} (this one)` : node.node,
+    row: (node, user) => ({
+      name: node.node === user.node ? `${node.node} (this one)` : node.node,
       state: [chip(node.alive ? mark("Alive", "good", "good") : node.left ? mark("Left", "plain", "canceled") : mark("Lost", "bad", "lost"))],
       up: duration((node.alive ? Date.now() : node.seen_at_ms) - node.started_at_ms),
     }),
@@ -143,24 +143,24 @@ function spark(figure, values, since_ms) {
   fill(figure, { sum: number(sum), since, most: `at most ${number(most)} a minute` });
 }
 
-async function audited(from = null) {
+async function readAudit(from = null) {
   const page = await readPage("events", (below) => get("audit/recent", { ...filter(AUDITED), limit: PAGE, below }), from);
   return { events: page.events.reverse(), next: page.next };
 }
 
 async function verify() {
-  const told = find("#verified");
-  told.className = "";
-  told.textContent = "Reading the whole chain…";
+  const note = find("#verified");
+  note.className = "";
+  note.textContent = "Reading the whole chain…";
   const { report } = await get("audit/verify");
-  told.className = report.valid ? "done" : "refused";
-  told.textContent = report.valid ? `The chain holds: ${number(report.events)} rows, root ${report.root_hash_hex.slice(0, 16)}…` : `The chain is broken: ${report.failures.join("; ")}`;
+  note.className = report.valid ? "done" : "refused";
+  note.textContent = report.valid ? `The chain holds: ${number(report.events)} rows, root ${report.root_hash_hex.slice(0, 16)}…` : `The chain is broken: ${report.failures.join("; ")}`;
 }
 
 const page = PAGES[document.documentElement.dataset.page];
 const search = find("#search");
 let found = null;
-let known = null;
+let user = null;
 
 function draw() {
   if (!found) return;
@@ -168,11 +168,11 @@ function draw() {
   const changed = find("#changed")?.checked;
   const shown = page.rows(found).filter((row) => (!wanted || JSON.stringify(row).toLowerCase().includes(wanted)) && (!changed || row.source !== "default"));
   if (page.summary) fill(find("main > .head"), { summary: page.summary(found) });
-  rows("#rows", "row", shown, page.key, (row) => ({ ...row, ...page.row(row, known) }), "#none");
+  rows("#rows", "row", shown, page.key, (row) => ({ ...row, ...page.row(row, user) }), "#none");
 }
 
 async function load() {
-  known ??= await session();
+  user ??= await session();
   found = await (page.read ? page.read() : get(page.path));
   draw();
 }
@@ -181,7 +181,7 @@ search?.addEventListener("input", draw);
 find("#changed")?.addEventListener("change", draw);
 if (page === PAGES.audit) {
   const read = async (next = null) => {
-    const more = await audited(next);
+    const more = await readAudit(next);
     found = next === null ? more : { ...more, events: [...found.events, ...more.events] };
     draw();
   };

@@ -9,27 +9,27 @@ import { asks, calleeOf, chip, click, clipped, duration, el, exact, fill, find, 
 let [id] = rest();
 const path = `a2a/tasks/${id}`;
 let shown = null;
-let known = null;
+let user = null;
 let question = null;
 
 async function load() {
-  known ??= await session();
-  find("#tab-frames").hidden = !known.frames;
+  user ??= await session();
+  find("#tab-frames").hidden = !user.frames;
   const [detail, timeline] = await Promise.all([get(`${path}/show`), get("timeline", { task_id: id })]);
   shown = detail;
   id = shown.task.id; // The address may be short.
   find("main").className = "";
-  header(timeline.bars.find((bar) => bar.kind === "parked" && bar.ends_ms === null));
+  drawFacts(timeline.bars.find((bar) => bar.kind === "parked" && bar.ends_ms === null));
   drawWaterfall(find("#fall"), timeline);
-  talk();
-  steps();
+  drawTurns();
+  drawSteps();
   rows("#repairs", "lease", timeline.repairs, (each) => each.lease_id, (each) => ({ ...each, at: [when(each.at_ms)] }), "#no-repairs");
   await log();
-  if (known.frames) await frames();
+  if (user.frames) await frames();
 }
 
 /** `wait`: the bar of the current wait. */
-function header(wait) {
+function drawFacts(wait) {
   const { task } = shown;
   const over = isOver(shown.state);
   const lease = leaseOf(shown);
@@ -54,11 +54,11 @@ function header(wait) {
     chain: task.parent ? [el("a", { href: `/ui/task/${task.parent}` }, `called by ${shortId(task.parent)}`), task.depth ? ` · ${task.depth} deep` : ""] : null,
     error: shown.result?.error_message,
     tree: { href: `/ui/tree/${id}` },
-    repair: lease && known.may("repair") ? {} : null,
-    cancel: !over && known.may("cancel") ? {} : null,
+    repair: lease && user.may("repair") ? {} : null,
+    cancel: !over && user.may("cancel") ? {} : null,
   });
   const form = find("#answer");
-  form.hidden = !asks(shown) || !known.may("answer");
+  form.hidden = !asks(shown) || !user.may("answer");
   question = shown.updates.findLast((step) => step.kind === "parked")?.body?.metadata?.["covenant.question"];
   const decides = question?.kind === "approval";
   form.elements.text.required = !decides;
@@ -109,11 +109,11 @@ function line(bar, { bands, folds, now_ms }) {
   );
 }
 
-function talk() {
-  const { said, artifacts } = readConversation(shown);
+function drawTurns() {
+  const { turns, artifacts } = readConversation(shown);
   const log = find("#said");
   const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
-  log.replaceChildren(...said.map(drawTurn));
+  log.replaceChildren(...turns.map(drawTurn));
   if (atEnd) log.scrollTop = log.scrollHeight;
   find("#no-artifacts").hidden = artifacts.length > 0;
   find("#artifacts").replaceChildren(
@@ -121,7 +121,7 @@ function talk() {
   );
 }
 
-function steps() {
+function drawSteps() {
   rows("#steps", "step", shown.updates, (step) => step.generation, (step) => ({
     generation: step.generation,
     kind: [el("b", {}, step.kind), el("br"), el("span", { class: "quiet", title: exact(step.ts_ms) }, `+${duration(step.ts_ms - shown.created_at_ms)}`)],
@@ -138,17 +138,17 @@ async function frames() {
 
 /** Copies the curl command, or shows it if the browser offers no clipboard. */
 async function copyCurl({ target }) {
-  const said = find("span", target.closest("button"));
+  const label = find("span", target.closest("button"));
   let command = null;
   await attempt(async () => (command = (await get("curl", { task_id: id })).text));
   if (!command) return;
   try {
     await navigator.clipboard.writeText(command);
-    said.textContent = "Copied";
+    label.textContent = "Copied";
   } catch {
     refuse(command);
   }
-  setTimeout(() => (said.textContent = "Copy as curl"), 2_000);
+  setTimeout(() => (label.textContent = "Copy as curl"), 2_000);
 }
 
 tabs(find("#sides"));
@@ -157,7 +157,7 @@ on("pushes", ({ tasks }) => tasks.includes(id) && again());
 on("tasks", ({ tasks, more }) => (more || tasks.some((task) => task.task_id === id)) && again());
 click("#curl", copyCurl);
 for (const [name, command] of [["#do-repair", "requeue"], ["#do-cancel", "cancel"]]) {
-  click(name, () => openRepair(() => shown, command, known.name, load));
+  click(name, () => openRepair(() => shown, command, user.name, load));
 }
 find("#answer").addEventListener("submit", (event) => {
   event.preventDefault();

@@ -1,7 +1,7 @@
 // The tasks: lanes with counts, filters bound to the address, and acts on many tasks.
 
 import { get, on, session } from "./api.js";
-import { address, attempt, begin, filter, filters, readPage, stayHere } from "./app.js";
+import { address, attempt, begin, filter, filters, readPage, navigate } from "./app.js";
 import { openBulk } from "./repair.js";
 import { chip, click, el, fill, find, findAll, icon, LANES, laneTile, number, plural, rows, shortId, shortName, stateOf, to } from "./view.js";
 
@@ -18,11 +18,11 @@ const selected = new Set();
 
 /** The address's filters without the order; numbers as numbers. */
 function bulkFilter() {
-  const { order, attempt_min, ...asked } = filter(NAMES);
-  return attempt_min ? { ...asked, attempt_min: Number(attempt_min) } : asked;
+  const { order, attempt_min, ...query } = filter(NAMES);
+  return attempt_min ? { ...query, attempt_min: Number(attempt_min) } : query;
 }
 
-function arrive() {
+function showFirst() {
   wanted = PAGE;
   again();
 }
@@ -32,7 +32,7 @@ async function load() {
   const read = ++reads;
   const found = new Map();
   let from = null;
-  for (let asked = 0; asked < wanted && found.size < wanted; asked += PAGE) {
+  for (let tried = 0; tried < wanted && found.size < wanted; tried += PAGE) {
     const limit = Math.min(wanted - found.size, READ_MAX);
     const page = await readPage("tasks", (after) => get("a2a/tasks", { ...filter(NAMES), limit, after }), from);
     if (read !== reads) return;
@@ -89,14 +89,13 @@ function countOf(lane) {
   return byAgent.filter(mine).reduce((sum, each) => sum + each[lane], 0);
 }
 
-/** The feed's counts cover only tasks that have not ended. */
+/** The feed counts live tasks alone. */
 function lanes(found) {
   Object.assign(counts, found);
-  const asked = address();
+  const { state, outcome, ...others } = Object.fromEntries(address());
   const whole = { id: "all", label: "All", tone: "plain", sign: "all", query: {}, hint: "whatever their state" };
   rows("#lanes", "lane", [whole, ...LANES], (lane) => lane.id, (lane, tile) => {
-    const { state, outcome, ...others } = Object.fromEntries(asked);
-    const here = lane.id === "all" ? !state && !outcome : Object.entries(lane.query).every(([name, value]) => asked.get(name) === value);
+    const here = lane.id === "all" ? !state && !outcome : Object.entries(lane.query).every(([name, value]) => address().get(name) === value);
     const ids = lane.id === "all" ? LANES.map(({ id }) => id) : [lane.id];
     const count = ids.map(countOf).reduce((sum, each) => (each === null ? null : sum + each), 0);
     here ? tile.setAttribute("aria-current", "true") : tile.removeAttribute("aria-current");
@@ -134,9 +133,9 @@ function bulkBar() {
 }
 
 function listen() {
-  const go = filters(find("#filters"), arrive);
+  const go = filters(find("#filters"), showFirst);
   click("#clear", () => go(Object.fromEntries([...address().keys()].map((name) => [name, ""]))));
-  for (const part of ["#lanes", "#agents"]) stayHere(find(part), "a");
+  for (const part of ["#lanes", "#agents"]) navigate(find(part), "a");
   find("#rows").addEventListener("change", ({ target }) => {
     target.checked ? selected.add(target.value) : selected.delete(target.value);
     bulkBar();
@@ -173,9 +172,9 @@ function again() {
 
 on("counts", (found) => lanes(found.lanes));
 listen();
-session().then((known) => {
-  selectable = known.may("repair");
-  home = known.tenant ?? home;
+session().then((user) => {
+  selectable = user.may("repair");
+  home = user.tenant ?? home;
   find("#pick-all").hidden = !selectable;
   draw();
 });

@@ -8,7 +8,7 @@ import { calleeOf, chip, click, duration, el, exact, fill, find, icon, isOver, n
 const [id] = rest();
 const opened = new Map();
 /** The children of branches that have ended: they do not change any more. */
-const kept = new Map();
+const cached = new Map();
 let root = null;
 let whole = false;
 
@@ -33,8 +33,8 @@ async function load() {
 /** Reads the branches that the answer left out and that a person has opened. */
 async function unfold(node, cut) {
   if (opened.get(node.task_id) && !node.children.length && (node.folded || cut)) {
-    node.children = kept.get(node.task_id) ?? (await read(node.task_id)).children;
-    if (node.folded) kept.set(node.task_id, node.children);
+    node.children = cached.get(node.task_id) ?? (await read(node.task_id)).children;
+    if (node.folded) cached.set(node.task_id, node.children);
   }
   for (const child of node.children) await unfold(child, cut);
 }
@@ -95,7 +95,7 @@ function network(node) {
   return [icon("network", "done elsewhere"), by, node.url ? linkOut(node.url) : by ? null : el("span", {}, "elsewhere")];
 }
 
-async function turn(button) {
+async function toggle(button) {
   opened.set(button.value, button.getAttribute("aria-expanded") !== "true");
   await unfold(root, root.truncated);
   draw();
@@ -103,7 +103,7 @@ async function turn(button) {
 
 click("#rows", ({ target }) => {
   const button = target.closest("button.twist");
-  if (button) attempt(() => turn(button));
+  if (button) attempt(() => toggle(button));
 });
 click("#open-all", () => {
   opened.clear();

@@ -58,11 +58,11 @@ function set(slot, value) {
     if (slot.textContent !== words) slot.textContent = words;
     return;
   }
-  for (const [name, given] of Object.entries(value)) {
-    if (name === "text") set(slot, given);
-    else if (name === "nodes") keep(slot, given);
-    else if (given === null) slot.removeAttribute(name);
-    else put(slot, name, given);
+  for (const [name, property] of Object.entries(value)) {
+    if (name === "text") set(slot, property);
+    else if (name === "nodes") keep(slot, property);
+    else if (property === null) slot.removeAttribute(name);
+    else put(slot, name, property);
   }
 }
 
@@ -96,7 +96,7 @@ export function setSpan(element, { x, w = 0 }) {
 /** The address of a page with a query: `to("tasks", { agent })`. */
 export const to = (page, query) => `/ui/${page}?${new URLSearchParams(query)}`;
 export const act = (verb, query) => to(`act/${verb}`, { ...query, next: location.pathname });
-export const button = (verb, given, label, kind = "") => el("a", { class: `button ${kind}`, href: act(verb, given) }, label);
+export const button = (verb, query, label, kind = "") => el("a", { class: `button ${kind}`, href: act(verb, query) }, label);
 export const tag = (words, title = null) => el("span", { class: "tag", title }, words);
 export const quiet = (...words) => el("span", { class: "quiet" }, ...words);
 export const bytesOf = (words) => el("pre", { class: "bytes", tabIndex: 0 }, clipped(words));

@@ -13,7 +13,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from covenant.doors.a2a.operations import A2ACall, A2AOperation, A2AServices
-from covenant.doors.http.bearer_auth import TenantAuth, address
+from covenant.doors.http.bearer_auth import TenantAuth, client_address
 from covenant.doors.http.request_body import AnonymousPool, read_body
 from covenant.doors.http.server.http_exchange import HEADERS_BY_NAME, HttpExchange
 from covenant.doors.metrics import Meter
@@ -40,13 +40,13 @@ EXTENSIONS_MAX: Final = 50
 GRACE_S: Final = 1.0
 """How long an operation goes on after its caller has left, so that a commit is not interrupted."""
 
-_NO_HOP: Final = Hop()
+_EMPTY_HOP: Final = Hop()
 _HOP_HEADERS: Final = frozenset(HEADERS)
-_CURRENT: Final = b"1.0"
+_CURRENT_VERSION: Final = b"1.0"
 """The version that most callers send, and every dialect accepts."""
-_ALWAYS: Final = ("1.0", "")
-_V03: Final = frozenset({*_ALWAYS, "1", "0.3"})
-_VERSIONS: Final = {V1: frozenset(_ALWAYS), V03: _V03, PROTO_V03: _V03}
+_VERSIONS_EVERYWHERE: Final = ("1.0", "")
+_VERSIONS_V03: Final = frozenset({*_VERSIONS_EVERYWHERE, "1", "0.3"})
+_VERSIONS_OF: Final = {V1: frozenset(_VERSIONS_EVERYWHERE), V03: _VERSIONS_V03, PROTO_V03: _VERSIONS_V03}
 
 
 class Headers(msgspec.Struct, frozen=True, gc=False):
@@ -66,7 +66,7 @@ class Headers(msgspec.Struct, frozen=True, gc=False):
         return tuple(name for each in value.split(",")[:EXTENSIONS_MAX] if (name := each.strip()))
 
     @property
-    def of_hop(self) -> dict[str, str]:
+    def call_context(self) -> dict[str, str]:
         found = self.found
         return {HEADERS[name]: found[name].decode("latin-1") for name in HEADERS.keys() & found.keys()}
 
@@ -80,12 +80,12 @@ class Headers(msgspec.Struct, frozen=True, gc=False):
 
 
 def headers_of(scope: Scope) -> Headers:
-    # Our own server has them by name already.
+    # Our own server has put them into the scope by name.
     return Headers(scope[HEADERS_BY_NAME] if HEADERS_BY_NAME in scope else dict(scope["headers"]))
 
 
 class AdmittedCaller(msgspec.Struct, frozen=True):
-    """An admitted caller, and the agent that it calls, which need not exist."""
+    """An admitted caller, and the agent that it calls. Whether the agent exists is checked later."""
 
     scope: Scope
     headers: Headers
@@ -94,10 +94,10 @@ class AdmittedCaller(msgspec.Struct, frozen=True):
 
 
 class CallerScope(CancelScope):
-    """A context around an operation that works for one caller.
+    """A context around an operation that runs for one caller.
 
-    `GRACE_S` after the caller has left (CallerGoneError) or its token has ended (Unauthenticated), the operation is
-    ended. A task that it began continues. Without `send`, a caller that leaves is not noticed.
+    The operation is ended `GRACE_S` after the caller has left (CallerGoneError) or its token has ended
+    (Unauthenticated). A task that the operation began continues. Without `send`, a caller that leaves is not noticed.
     """
 
     __slots__ = ("_before", "_caller", "_exchange", "_tenants", "_watch")
@@ -108,20 +108,20 @@ class CallerScope(CancelScope):
         self._reason = None
         self._tenants = tenants
         self._caller = caller
-        # Our own server is asked directly: each blocking call passes here.
+        # With our own server no listener is needed, which costs less; each blocking call passes here.
         self._exchange = send if isinstance(send, HttpExchange) else None
         self._watch: OnDisconnect | None = None
         if self._exchange is None and send is not None and receive is not None:
-            self._watch = OnDisconnect(send, receive, self._left)
+            self._watch = OnDisconnect(send, receive, self._on_disconnect)
 
     def __enter__(self) -> Self:
         exchange, watch = self._exchange, self._watch
         self._work = exchange.task if exchange is not None else asyncio.current_task()
-        self._tenants.open_session(self._caller, self._revoked)
+        self._tenants.open_session(self._caller, self._on_revoked)
         if exchange is not None:
-            self._before, exchange.on_disconnect = exchange.on_disconnect, self._left
+            self._before, exchange.on_disconnect = exchange.on_disconnect, self._on_disconnect
             if exchange.disconnected:
-                self._left()
+                self._on_disconnect()
         elif watch is not None:
             watch.__enter__()
         return self
@@ -131,27 +131,27 @@ class CallerScope(CancelScope):
             self._exchange.on_disconnect = self._before
         elif self._watch is not None:
             self._watch.__exit__(None, None, None)
-        self._tenants.close_session(self._revoked)
+        self._tenants.close_session(self._on_revoked)
         if self._reason is not None:
             super().__exit__(kind, error, at)
         self._work = None
 
-    def _left(self) -> None:
+    def _on_disconnect(self) -> None:
         asyncio.get_running_loop().call_later(GRACE_S, self.leave)
 
-    def _revoked(self) -> None:
+    def _on_revoked(self) -> None:
         asyncio.get_running_loop().call_later(GRACE_S, self.end, unauthenticated())
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Shared by the bindings."""
+    """The checks that every binding makes before an operation."""
 
     tenants: TenantAuth
     catalogue: Catalogue
     meter: Meter
     base_url: Callable[[Scope], str]
-    """The address by which a caller reached the daemon, for the addresses in a card."""
+    """The base URL by which a caller reached the daemon, for the URLs in a card."""
     admits: Callable[[CatalogueAgent, Scope], bool]
     """Whether an agent may be called without a token."""
     pool: AnonymousPool
@@ -162,7 +162,7 @@ class Admission:
     """The agents that take sealed delegations, as the settings name them; None: none does."""
 
     async def enter(self, scope: Scope, headers: Headers, agent_id: str) -> AdmittedCaller:
-        # An unreadable credential is refused: it is not the same as none.
+        # Only a caller without the header is anonymous; an unreadable credential is refused.
         credential = headers.found.get(b"authorization")
         tenants = self.tenants
         caller = self._anonymous(scope, agent_id) if credential is None else tenants.known.get(credential)
@@ -177,7 +177,7 @@ class Admission:
             return None
         return Caller(tenant, "", operator=False, name=f"{ANONYMOUS}@{tenant.name}")
 
-    def admits_strangers(self, scope: Scope, agent_id: str) -> bool:
+    def admits_anonymous_callers(self, scope: Scope, agent_id: str) -> bool:
         """Whether a caller without a token may call this agent."""
         return self._anonymous(scope, agent_id) is not None
 
@@ -187,9 +187,9 @@ class Admission:
             return body
         if not admitted.caller.anonymous:
             body = await read_body(admitted.scope, receive, bytes_max)
-            self.tenants.tenancy.check_still(admitted.caller)
+            self.tenants.tenancy.check_valid(admitted.caller)
             return body
-        with self.pool.lease(address(admitted.scope)) as take:
+        with self.pool.lease(client_address(admitted.scope)) as take:
             return await self.pool.read(admitted.scope, receive, bytes_max, take)
 
     def call(
@@ -198,7 +198,7 @@ class Admission:
         """The request, checked in this order: version, agent, params. `decode` makes it from `params`."""
         headers, caller = admitted.headers, admitted.caller
         found = headers.found
-        if found.get(b"a2a-version") != _CURRENT:
+        if found.get(b"a2a-version") != _CURRENT_VERSION:
             check_version(headers.version(admitted.scope), dialect)
         agent = self.catalogue.agent(caller.tenant.name, admitted.agent_id)
         away = agent is None
@@ -230,22 +230,22 @@ class Admission:
 
 
 def hop_of(request: SendMessage, headers: Headers) -> Hop | None:
-    """The chain of calls before this one, from headers, or from the metadata of request or message."""
+    """The chain of calls before this one, from the headers and from the metadata of the request and its message."""
     inner, outer = request.message.metadata, request.metadata
     if not inner and not outer and _HOP_HEADERS.isdisjoint(headers.found):
         return None
-    hop = read_call_context({**(outer or {}), **(inner or {})}, headers.of_hop)
-    return hop if hop != _NO_HOP else None
+    hop = read_call_context({**(outer or {}), **(inner or {})}, headers.call_context)
+    return hop if hop != _EMPTY_HOP else None
 
 
 def check_version(version: str, dialect: Dialect) -> None:
     """Checks `A2A-Version`: Major.Minor, with any patch."""
-    if version in _ALWAYS:
+    if version in _VERSIONS_EVERYWHERE:
         return
     requested = version.strip()
-    if requested in _VERSIONS[dialect]:
+    if requested in _VERSIONS_OF[dialect]:
         return
     numbers = requested.split(".")
-    if len(numbers) == 3 and numbers[2].isdigit() and ".".join(numbers[:2]) in _VERSIONS[dialect]:
+    if len(numbers) == 3 and numbers[2].isdigit() and ".".join(numbers[:2]) in _VERSIONS_OF[dialect]:
         return
     raise Invalid("version_not_supported", f"A2A version {requested[:20]!r} is not supported; ask for 1.0")

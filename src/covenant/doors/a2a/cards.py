@@ -14,10 +14,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from covenant.doors.a2a.admission import TRANSPORT, headers_of
 from covenant.doors.a2a.http_bindings import content_refusal, reply_with_status
-from covenant.doors.http.bearer_auth import TenantAuth, bearer, credential_of
+from covenant.doors.http.bearer_auth import TenantAuth, bearer_token, credential_of
 from covenant.doors.http.endpoint import MethodRouter
-from covenant.doors.http.host_names import AllowedOrigins, BaseUrl, forwarded, peer_of
-from covenant.doors.http.openapi import Described
+from covenant.doors.http.host_names import AllowedOrigins, BaseUrl, forwarded, peer_address
+from covenant.doors.http.openapi import DescribedRoute
 from covenant.doors.http.request_body import read_body
 from covenant.doors.http.responses import Document, reply, reply_document, reply_problem
 from covenant.doors.metrics import Meter
@@ -31,7 +31,7 @@ from covenant.model.errors import Conflict, Refusal
 from covenant.model.settings import RootForm
 from covenant.model.tenants import DEFAULT
 from covenant.wire import jsonrpc
-from covenant.wire.a2a.card_codec import CombinedCard, encode_card, encode_proto_card_v03, wants_clean
+from covenant.wire.a2a.card_codec import CombinedCard, encode_card, encode_proto_card_v03, reads_v1
 from covenant.wire.a2a.dialects import PROTO_V03, V1, Dialect
 from covenant.wire.a2a.error_codes import Version
 
@@ -43,7 +43,7 @@ AGENT_WELL_KNOWN_PATH: Final = f"{AGENT_PATH}{WELL_KNOWN_PATH}"
 API_CARD_PATH: Final = "/api/agents/{agent_id}/agent-card"
 
 CALL_BYTES_MAX: Final = 1024 * 1024
-"""A call at the URL without an agent is read up to this size, for its id."""
+"""The largest call at the URL without an agent. It is read for its id, which the refusal repeats."""
 
 Answer = Callable[[Scope], Awaitable[Document]]
 
@@ -63,7 +63,7 @@ class KeySet(msgspec.Struct, frozen=True):
 
 
 DESCRIBED: Final = (
-    Described(
+    DescribedRoute(
         "GET",
         WELL_KNOWN_PATH,
         "public_card",
@@ -71,22 +71,26 @@ DESCRIBED: Final = (
         CombinedCard,
         token=False,
     ),
-    Described("GET", KEYS_PATH, "card_keys", "The keys that cards are signed with", KeySet, token=False),
-    Described("GET", A2A_PATH, "a2a_overview", "Where agents and their cards are", Overview, token=False),
+    DescribedRoute("GET", KEYS_PATH, "card_keys", "The keys that cards are signed with", KeySet, token=False),
+    DescribedRoute("GET", A2A_PATH, "a2a_overview", "Where agents and their cards are", Overview, token=False),
     *(
-        Described("GET", path, name, "The card of one of your agents; clean 1.0 with A2A-Version: 1.0", CombinedCard)
+        DescribedRoute(
+            "GET", path, name, "The card of one of your agents; clean 1.0 with A2A-Version: 1.0", CombinedCard
+        )
         for path, name in (
             (CARD_PATH, "agent_card"),
             (AGENT_WELL_KNOWN_PATH, "agent_card_well_known"),
             (AGENT_PATH, "agent_card_at_url"),
         )
     ),
-    Described("GET", API_CARD_PATH, "agent_card_by_api", "The same card, at the path of older clients", CombinedCard),
+    DescribedRoute(
+        "GET", API_CARD_PATH, "agent_card_by_api", "The same card, at the path of older clients", CombinedCard
+    ),
 )
 
 
 class PublishedAgent(NamedTuple):
-    """The published agent, and which callers need no token, by the address of HTTP and the page's origin."""
+    """The published agent, and which of its callers need no token."""
 
     agent_id: str = ""
     anonymous: Anonymous = "never"
@@ -94,7 +98,7 @@ class PublishedAgent(NamedTuple):
     origins: AllowedOrigins = AllowedOrigins(())
 
     def admits(self, agent: CatalogueAgent, scope: Scope) -> bool:
-        """Whether this request needs no token: it is for the published agent, and comes from where that is allowed."""
+        """Whether this request needs no token: it is for the published agent, and its caller may be anonymous."""
         return (agent.tenant, agent.id) == (DEFAULT, self.agent_id) and self.open(scope)
 
     def open(self, scope: Scope) -> bool:
@@ -102,14 +106,14 @@ class PublishedAgent(NamedTuple):
         return admits_anonymous(
             self.anonymous,
             bind_addr=self.bind_addr,
-            peer=peer_of(scope),
+            peer=peer_address(scope),
             forwarded=forwarded(scope),
-            foreign_page=self.origins.foreign(scope),
+            foreign_page=self.origins.is_foreign_page(scope),
         )
 
 
 class CardPages:
-    """`started_ms`: no card is older than this process, whose settings are in every card."""
+    """`started_ms`: when the process started. No card is older, since cards depend on settings."""
 
     def __init__(
         self,
@@ -131,10 +135,10 @@ class CardPages:
         self._publishing = publishing
         self._root_form = root_form
         self._started_ms = started_ms
-        self._varies: Final = ("A2A-Version", *base_url.varies)
+        self._vary: Final = ("A2A-Version", *base_url.varies)
 
     def with_auth(self, auth: TenantAuth) -> CardPages:
-        """The same pages, for callers that another auth admits, and for nobody else."""
+        """The same pages with another authentication, and without a published agent."""
         return CardPages(
             self._cards,
             self._catalogue,
@@ -156,41 +160,47 @@ class CardPages:
             AGENT_PATH: self.agent_card,
             API_CARD_PATH: self.agent_card,
         }
-        served = {path: self._page(answer) for path, answer in pages.items()}
+        served = {path: self._document_page(answer) for path, answer in pages.items()}
         served[A2A_PATH] = MethodRouter({**served[A2A_PATH].calls, "POST": self._answer_without_agent})
-        return [Route(path + slash, page, name=path + slash) for path, page in served.items() for slash in ("", "/")]
+        return [
+            Route(path + method_v03, page, name=path + method_v03)
+            for path, page in served.items()
+            for method_v03 in ("", "/")
+        ]
 
     def agent_page(self) -> ASGIApp:
         """The card of the agent that the path names, for a door that has routes of its own."""
-        return self._page(self.agent_card)
+        return self._document_page(self.agent_card)
 
     async def public_card(self, scope: Scope) -> Document:
         base_url, agent_id = self._base_url.of(scope), self._publishing.agent_id
         clean = self._root_form == "1.0" or _wants_clean(scope)
         if not agent_id:
-            return self._document(self._cards.stub(base_url), 0, clean=clean, public=True, varies=self._varies)
+            return self._document(self._cards.stub(base_url), 0, clean=clean, public=True, varies=self._vary)
         agent = await self._catalogue.show(DEFAULT, agent_id, away=True)
-        known = self._knows(scope)
-        card = self._cards.card(agent, base_url, token_needed=known or not self._publishing.admits(agent, scope))
-        # Whether a token is needed may depend on the caller: then the card must not be cached for others.
-        public = not known and self._publishing.anonymous != "loopback"
-        varies = self._varies if self._publishing.anonymous == "never" else ("Authorization", *self._varies)
+        has_token = self._has_token(scope)
+        card = self._cards.card(agent, base_url, token_needed=has_token or not self._publishing.admits(agent, scope))
+        # If the card depends on its caller, shared caches must not keep it.
+        public = not has_token and self._publishing.anonymous != "loopback"
+        varies = self._vary if self._publishing.anonymous == "never" else ("Authorization", *self._vary)
         return self._document(card, agent.updated_at_ms, clean=clean, public=public, varies=varies)
 
-    def _knows(self, scope: Scope) -> bool:
+    def _has_token(self, scope: Scope) -> bool:
         """Whether the caller has a token of the published agent's tenant."""
         credential = credential_of(scope)
         caller = self._auth.recognised(credential) if credential is not None else None
         return caller is not None and caller.tenant.name == DEFAULT
 
     async def agent_card(self, scope: Scope) -> Document:
-        # From the path, not from the router: another door may have sent the request here.
+        # From the path, not from the router's parameters, which a request that comes by the A2A door does not have.
         agent_id = scope["path"].partition("/agents/")[2].partition("/")[0]
-        open_to_all = bearer(scope) is None and self._publishing.agent_id == agent_id and self._publishing.open(scope)
+        open_to_all = (
+            bearer_token(scope) is None and self._publishing.agent_id == agent_id and self._publishing.open(scope)
+        )
         tenant = DEFAULT if open_to_all else (await self._auth.enter(scope)).tenant.name
         agent = await self._catalogue.show(tenant, agent_id, away=True)
         card = self._cards.card(agent, self._base_url.of(scope), token_needed=not open_to_all)
-        clean, varies = _wants_clean(scope), ("Authorization", *self._varies)
+        clean, varies = _wants_clean(scope), ("Authorization", *self._vary)
         return self._document(card, agent.updated_at_ms, clean=clean, public=False, varies=varies)
 
     async def keys(self, _: Scope) -> Document:
@@ -217,8 +227,8 @@ class CardPages:
         except CallerGoneError:
             return
         else:
-            where = f"{self._base_url.of(scope)}{AGENTS_PATH}/{{id}}"
-            problem = Conflict("unsupported_operation", f"no agent is at this URL; an agent is called at {where}")
+            agent_url = f"{self._base_url.of(scope)}{AGENTS_PATH}/{{id}}"
+            problem = Conflict("unsupported_operation", f"no agent is at this URL; an agent is called at {agent_url}")
         self._meter.refused(TRANSPORT, problem.code)
         await reply(send, 200, jsonrpc.encode_refusal(call_id, problem, Version.V1))
 
@@ -228,7 +238,7 @@ class CardPages:
         body = encode_card(card, combined=not clean)
         return Document(body, max(modified_ms, self._started_ms), public=public, varies=varies)
 
-    def _page(self, answer: Answer) -> MethodRouter:
+    def _document_page(self, answer: Answer) -> MethodRouter:
         async def page(scope: Scope, _: Receive, send: Send) -> None:
             try:
                 document = await answer(scope)
@@ -242,7 +252,7 @@ class CardPages:
 
 
 def _wants_clean(scope: Scope) -> bool:
-    return wants_clean(headers_of(scope).version(scope))
+    return reads_v1(headers_of(scope).version(scope))
 
 
 def extended_cards(cards: Cards) -> Callable[[A2ARequest, Dialect, str], bytes]:

@@ -31,9 +31,9 @@ from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-unty
 from starlette.types import Scope
 
 from covenant.doors.a2a.admission import GRACE_S, Admission, Headers, headers_of
-from covenant.doors.a2a.operations import BY_NAME, A2ACall, A2AOperation, A2AServices, unread
+from covenant.doors.a2a.operations import BY_NAME, A2ACall, A2AOperation, A2AServices, skip_params
 from covenant.doors.a2a.protobuf_json import RequestReader, ResponseWriter
-from covenant.doors.http.bearer_auth import TenantAuth, address
+from covenant.doors.http.bearer_auth import TenantAuth, client_address
 from covenant.doors.http.host_names import as_host
 from covenant.doors.http.request_body import AnonymousPool
 from covenant.doors.http.server.tls_handshakes import ServerTls
@@ -67,7 +67,7 @@ _IDLE_MS: Final = 60_000
 """A connection without a call is closed after this. Connections are bounded in total, not for each address."""
 _HANDSHAKE_MS: Final = 10_000
 _ANONYMOUS_MESSAGE_S: Final = 2.0
-"""For the message of a caller without a token, which occupies room for the longest message meanwhile."""
+"""How long the message of a caller without a token may take. Meanwhile it holds bytes for the longest message."""
 _STREAMS_MAX: Final = 1_000
 """The most running calls on one connection."""
 _OPTIONS: Final = (
@@ -85,8 +85,8 @@ _OPTIONS: Final = (
     ("grpc.max_concurrent_streams", _STREAMS_MAX),
 )
 DETAILS: Final = "grpc-status-details-bin"
-KNOWN: Final = (error_details_pb2.ErrorInfo, error_details_pb2.BadRequest, error_details_pb2.RetryInfo)
-"""The kinds of details. A reader of `Any` finds a kind only if it was imported."""
+DETAIL_TYPES: Final = (error_details_pb2.ErrorInfo, error_details_pb2.BadRequest, error_details_pb2.RetryInfo)
+"""The types of error details. They are imported so that `ParseDict` finds them by name."""
 
 
 class _StreamWriter:
@@ -116,7 +116,7 @@ class _StreamWriter:
     async def _write(self, generation: int, body: bytes) -> None:
         event = self._writer.message(body)
         getattr(event, event.WhichOneof("payload")).metadata[GENERATION] = generation
-        # A started write arrives before the trailers, even if nobody waits for it any more.
+        # Set before the write: a write that has begun arrives before the trailers, even if it is canceled.
         self.sent = generation
         await self._context.write(event.SerializeToString())
 
@@ -166,7 +166,7 @@ class GrpcCalls:
         self.message_bytes_max = message_bytes_max
         self._published = published
         self._open: set[CancelScope] = set()
-        self._left: set[asyncio.Future[Any]] = set()
+        self._abandoned: set[asyncio.Future[Any]] = set()
         self._stopping = False
 
     def methods(self, service: ServiceDescriptor, dialect: Dialect) -> dict[str, Any]:
@@ -193,9 +193,9 @@ class GrpcCalls:
         for work in tuple(self._open):
             work.end(stopping())
 
-    async def settled(self) -> None:
-        """Waits until no work is left for callers that have gone."""
-        await asyncio.gather(*self._left, return_exceptions=True)
+    async def wait_for_abandoned(self) -> None:
+        """Waits for the operations whose callers have left."""
+        await asyncio.gather(*self._abandoned, return_exceptions=True)
 
     async def _captured_call(self, log: FrameLog, row: _Row, requests: Any, context: Any) -> bytes | None:
         captured = CapturedContext(context, log, row.operation.name, row.reader.kind, row.writer.kind)
@@ -227,10 +227,10 @@ class GrpcCalls:
                 reply = await self._shielded(self._admission.run(operation, self._services, call))
             return row.writer.message(reply).SerializeToString()
         except Exception as error:  # noqa: BLE001  (an internal error tells the client nothing)
-            wrong = error
+            failure = error
         finally:
             row.timer.observe(perf_counter() - started_s)
-        return await self._refuse(row, wrong, context)
+        return await self._refuse(row, failure, context)
 
     async def _run(self, row: _Row, stream: TaskStream, call: A2ACall, context: Any, *, metadata_sent: bool) -> None:
         """Writes the stream. A caller that leaves or is revoked ends it, not the task."""
@@ -239,7 +239,7 @@ class GrpcCalls:
             "unauthenticated", "the token is no longer valid; the task goes on, and a valid token can follow it again"
         )
         with stream:
-            # Sent alone: an interrupted first write would send it a second time, which ends the call.
+            # Sent alone: after a canceled first write the library would send it again, which ends the call.
             if not metadata_sent:
                 await context.send_initial_metadata(())
             with CancelScope() as work, tenancy.session(call.ask.caller, partial(work.end, revoked)):
@@ -247,7 +247,7 @@ class GrpcCalls:
                 if self._stopping:
                     work.end(stopping())
                 try:
-                    # A scope that ended already is noticed here, not in the middle of a write.
+                    # If the scope has ended already, the cancellation arrives here and not in the middle of a write.
                     await asyncio.sleep(0)
                     await writer.write_all()
                 finally:
@@ -265,9 +265,9 @@ class GrpcCalls:
             with tenants.limiter.connected(caller):
                 message = await self._pool.within(context.read())
             return await self._read(row, scope, headers, message)
-        if not self._admission.admits_strangers(scope, self._published):
+        if not self._admission.admits_anonymous_callers(scope, self._published):
             await self._admission.enter(scope, headers, "")
-        with self._pool.lease(address(scope)) as take:
+        with self._pool.lease(client_address(scope)) as take:
             await self._pool.take_when_free(take, min(self.message_bytes_max, self._pool.share))
             # A client sends its message with the call. A slow one makes room for the next.
             message = await self._pool.within(context.read(), _ANONYMOUS_MESSAGE_S)
@@ -287,8 +287,8 @@ class GrpcCalls:
         if not named and not (self._published and admitted.caller.tenant.name == DEFAULT):
             raise NotFound("unknown_agent", "no agent is published for you; name one in the field `tenant`")
         params = row.reader.params(message)
-        off = row.operation.pushes and self._services.pushes is None
-        decode = unread if off else row.operation.decode(row.dialect.requests)
+        pushes_off = row.operation.pushes and self._services.pushes is None
+        decode = skip_params if pushes_off else row.operation.decode(row.dialect.requests)
         return self._admission.call(admitted, row.operation, row.dialect, decode, params)
 
     def _scope(self, context: Any) -> Scope:
@@ -299,37 +299,37 @@ class GrpcCalls:
                 raw = value if isinstance(value, bytes) else value.encode()
                 headers[name] = b"%b, %b" % (headers[name], raw) if name in headers else raw
         if self._tls is not None and "authorization" not in headers:
-            self._name_caller(self._tls, context, headers)
+            self._add_certificate_credential(self._tls, context, headers)
         return {
             "type": "http",
             "scheme": "http" if self._tls is None else "https",
             "headers": [(name.encode(), value) for name, value in headers.items()],
             "query_string": b"",
-            "client": peer_of(context.peer()),
+            "client": parse_peer(context.peer()),
             "server": self._http_at,
         }
 
-    def _name_caller(self, tls: ServerTls, context: Any, headers: dict[str, bytes]) -> None:
+    def _add_certificate_credential(self, tls: ServerTls, context: Any, headers: dict[str, bytes]) -> None:
         """Authenticates by the client's certificate, if it sent no token and the operator has mapped its name."""
-        shown = context.auth_context().get("x509_pem_cert", ())
-        names = tls.names_of(ssl.PEM_cert_to_DER_cert(shown[0].decode())) if shown else ()
+        certificates = context.auth_context().get("x509_pem_cert", ())
+        names = tls.names_of(ssl.PEM_cert_to_DER_cert(certificates[0].decode())) if certificates else ()
         credential = tls.credential_of(names) if names else None
         if credential is not None:
             headers["authorization"] = credential
 
     async def _shielded(self, work: Awaitable[T]) -> T:
-        """Keeps running for `GRACE_S` if the caller leaves, so that a commit is not interrupted."""
+        """Lets the work run on for `GRACE_S` if the caller leaves, so that a commit is not interrupted."""
         running = asyncio.ensure_future(work)
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
-            self._left.add(running)
+            self._abandoned.add(running)
             running.add_done_callback(self._collect)
             asyncio.get_running_loop().call_later(GRACE_S, running.cancel)
             raise
 
     def _collect(self, done: asyncio.Future[Any]) -> None:
-        self._left.discard(done)
+        self._abandoned.discard(done)
         if done.cancelled():
             return
         error = done.exception()
@@ -343,7 +343,7 @@ class GrpcCalls:
         if not isinstance(error, Refusal):
             log.error("a2a.failed", extra={"operation": row.operation.name}, exc_info=error)
         self._admission.meter.refused(TRANSPORT, error.code if isinstance(error, Refusal) else "internal")
-        # Trailers that were set already stay.
+        # `abort` replaces the trailers, so those that were set before are passed again.
         trailers = (*(context.trailing_metadata() or ()), (DETAILS, status_of(error)))
         message = message_of(error) if row.dialect is V1 else f"{name_v03(error)}: {message_of(error)}"
         await context.abort(grpc.StatusCode[error_code_of(error).grpc], message, trailers)
@@ -351,7 +351,10 @@ class GrpcCalls:
 
 
 class GrpcServer:
-    """Bound when it is made, on the running loop; serves from `start` on. `calls_max` bounds connections too."""
+    """Binds its port when it is made, on the running loop, and serves from `start` on.
+
+    `calls_max` bounds the connections as well.
+    """
 
     def __init__(
         self, *, bind_addr: str, port: int, message_bytes_max: int, calls_max: int, tls: GrpcTls | None = None
@@ -388,7 +391,7 @@ class GrpcServer:
             self._calls.stop()
         await self._server.stop(grace_s)
         if self._calls is not None:
-            await self._calls.settled()
+            await self._calls.wait_for_abandoned()
 
 
 class GrpcTls(Protocol):
@@ -410,25 +413,27 @@ class TlsPairLike(Protocol):
 
 
 def _credentials(tls: GrpcTls) -> Any:
-    """gRPC asks for the pair before each handshake, in a thread of its own."""
+    """The library calls `changed_configuration` before each handshake, in a thread of its own."""
     required = bool(tls.pair.client_ca) and tls.client_required
-    given = tls.pair
+    current = tls.pair
 
     def configuration(pair: TlsPairLike) -> Any:
         authorities = pair.client_ca if required else None
         return grpc.ssl_server_certificate_configuration([(pair.key, pair.certificate)], authorities)
 
-    def newer() -> Any:
-        nonlocal given
-        if tls.pair is given:
+    def changed_configuration() -> Any:
+        nonlocal current
+        if tls.pair is current:
             return None
-        given = tls.pair
-        return configuration(given)
+        current = tls.pair
+        return configuration(current)
 
-    return grpc.dynamic_ssl_server_credentials(configuration(given), newer, require_client_authentication=required)
+    return grpc.dynamic_ssl_server_credentials(
+        configuration(current), changed_configuration, require_client_authentication=required
+    )
 
 
-def peer_of(peer: str) -> tuple[str, int] | None:
+def parse_peer(peer: str) -> tuple[str, int] | None:
     """The address in gRPC's name of a caller: `ipv4:127.0.0.1:5`, `ipv6:%5B::1%5D:5`; None for another kind."""
     kind, _, address = unquote(peer).partition(":")
     host, _, port = address.rpartition(":")
@@ -448,10 +453,12 @@ def status_of(error: BaseException) -> bytes:
 class CapturedContext:
     """A call's context that also captures the messages read and written."""
 
-    def __init__(self, context: Any, log: FrameLog, what: str, request: type[Message], answer: type[Message]) -> None:
-        self._context, self._log, self._asks, self._tells = context, log, request, answer
+    def __init__(
+        self, context: Any, log: FrameLog, operation_name: str, request: type[Message], answer: type[Message]
+    ) -> None:
+        self._context, self._log, self._request_type, self._answer_type = context, log, request, answer
         headers = {name: value for name, value in context.invocation_metadata() or () if isinstance(value, str)}
-        self._call = CapturedCall(log.now_ms(), "in", "a2a", f"gRPC {what}", headers)
+        self._call = CapturedCall(log.now_ms(), "in", "a2a", f"gRPC {operation_name}", headers)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)
@@ -459,7 +466,7 @@ class CapturedContext:
     async def read(self) -> Any:
         message = await self._context.read()
         if isinstance(message, bytes):
-            self._call.add_request(_json(self._asks, message))
+            self._call.add_request(_json(self._request_type, message))
         return message
 
     async def write(self, message: bytes) -> None:
@@ -469,10 +476,10 @@ class CapturedContext:
     def add_answer(self, message: bytes) -> None:
         if not self._call.status:
             self._call.status, self._call.outcome, self._call.answered_ms = 200, "OK", self._log.now_ms()
-        self._call.add_answer(_json(self._tells, message) + b"\n")
+        self._call.add_answer(_json(self._answer_type, message) + b"\n")
 
     def end(self) -> None:
-        """Offers the call to the frame log, once, whether it was answered or refused."""
+        """Offers the call to the frame log, after an answer or a refusal."""
         self._log.offer(self._call)
 
 

@@ -27,20 +27,13 @@ from covenant.doors.a2a.operations import (
     A2AOperation,
     A2AServices,
     RpcMethod,
-    unread,
+    skip_params,
 )
 from covenant.doors.http.endpoint import TOO_SLOW, serve_stream
-from covenant.doors.http.openapi import Described
-from covenant.doors.http.responses import (
-    JSON,
-    NO_STORE,
-    PROBLEM,
-    Header,
-    refusal_headers,
-    reply,
-    reply_not_allowed,
-)
-from covenant.doors.http.server.http_exchange import HttpExchange
+from covenant.doors.http.openapi import DescribedRoute
+from covenant.doors.http.responses import NO_STORE, PROBLEM, refusal_headers, reply, reply_not_allowed
+from covenant.doors.http.server.http_exchange import Header, HttpExchange
+from covenant.doors.http.server.http_refusals import JSON
 from covenant.doors.waits import CallerGoneError
 from covenant.exchange.tasks.reader import TaskStream
 from covenant.model.errors import Invalid, NotFound, OverLimit, Refusal, Unauthenticated
@@ -56,9 +49,9 @@ CARDS: Final = frozenset({"agent-card.json", ".well-known/agent-card.json"})
 """The paths of the card below the agent's address. Official clients use the second."""
 A2A_JSON: Final[Header] = (b"content-type", b"application/a2a+json")
 EVENT_STREAM: Final[Header] = (b"content-type", b"text/event-stream")
-_READ: Final = REQUESTS_V1
-_PUSHES: Final = "tasks/{}/pushNotificationConfigs"
-_READ_V03: Final = REQUESTS_PROTO_V03
+_DECODER_V1: Final = REQUESTS_V1
+_PUSH_CONFIGS: Final = "tasks/{}/pushNotificationConfigs"
+_DECODER_V03: Final = REQUESTS_PROTO_V03
 E = TypeVar("E", bound=Exception)
 
 
@@ -80,7 +73,7 @@ async def _write_frames(stream: TaskStream, call: A2ACall, sse: SseFormat, send:
 
 @dataclass(frozen=True, slots=True)
 class RestCall:
-    """The parts of a request's address besides the agent: the ids in the path, the query; and the body."""
+    """The parts of a request besides the agent: the ids in the path, the query, and the body."""
 
     task_id: str
     config_id: str
@@ -88,12 +81,12 @@ class RestCall:
     body: bytes = b"{}"
 
     @property
-    def named(self) -> bytes:
+    def ids(self) -> bytes:
         """The ids as a JSON object."""
         return msgspec.json.encode({"taskId": self.task_id, "id": self.config_id})
 
     @property
-    def path_v03(self) -> bytes:
+    def resource_name(self) -> bytes:
         """The ids as the resource name of 0.3."""
         return msgspec.json.encode({"name": f"tasks/{self.task_id}/pushNotificationConfigs/{self.config_id}"})
 
@@ -101,53 +94,63 @@ class RestCall:
 class RestRoute(NamedTuple):
     operation: A2AOperation
     decode: Callable[[RestCall], Any]
-    """Makes the request from the address and the body."""
+    """Decodes the request from the path, the query and the body."""
     dialect: Dialect | None = None
-    """The dialect of the answer, where it is not that of the other routes."""
+    """The dialect of the answer, if it differs from that of the other routes."""
 
 
-def _row(name: str, decode: Callable[[RestCall], Any], dialect: Dialect | None = None) -> RestRoute:
+def _route(name: str, decode: Callable[[RestCall], Any], dialect: Dialect | None = None) -> RestRoute:
     return RestRoute(BY_NAME[name], decode, dialect)
 
 
-_SUBSCRIBE: Final = _row("SubscribeToTask", lambda at: _READ.decode_subscribe(at.body, at.task_id))
+_SUBSCRIBE: Final = _route("SubscribeToTask", lambda rest: _DECODER_V1.decode_subscribe(rest.body, rest.task_id))
 
 # Paths below the agent's address, with `{}` in place of ids.
 ROUTES_V1: Final[dict[str, dict[str, RestRoute]]] = {
-    "message:send": {"POST": _row("SendMessage", lambda at: _READ.decode_send(at.body))},
-    "message:stream": {"POST": _row("SendStreamingMessage", lambda at: _READ.decode_send(at.body))},
-    "tasks": {"GET": _row("ListTasks", lambda at: _READ.query_list_tasks(at.query))},
-    "tasks/{}": {"GET": _row("GetTask", lambda at: _READ.query_get_task(at.task_id, at.query))},
-    "tasks/{}:cancel": {"POST": _row("CancelTask", lambda at: _READ.decode_cancel(at.body, at.task_id))},
+    "message:send": {"POST": _route("SendMessage", lambda rest: _DECODER_V1.decode_send(rest.body))},
+    "message:stream": {"POST": _route("SendStreamingMessage", lambda rest: _DECODER_V1.decode_send(rest.body))},
+    "tasks": {"GET": _route("ListTasks", lambda rest: _DECODER_V1.query_list_tasks(rest.query))},
+    "tasks/{}": {"GET": _route("GetTask", lambda rest: _DECODER_V1.query_get_task(rest.task_id, rest.query))},
+    "tasks/{}:cancel": {"POST": _route("CancelTask", lambda rest: _DECODER_V1.decode_cancel(rest.body, rest.task_id))},
     "tasks/{}:subscribe": {"GET": _SUBSCRIBE, "POST": _SUBSCRIBE},
-    _PUSHES: {
-        "GET": _row("ListTaskPushNotificationConfigs", lambda at: _READ.query_list_push(at.task_id, at.query)),
-        "POST": _row("CreateTaskPushNotificationConfig", lambda at: _READ.decode_create_push(at.body, at.task_id)),
+    _PUSH_CONFIGS: {
+        "GET": _route(
+            "ListTaskPushNotificationConfigs", lambda rest: _DECODER_V1.query_list_push(rest.task_id, rest.query)
+        ),
+        "POST": _route(
+            "CreateTaskPushNotificationConfig", lambda rest: _DECODER_V1.decode_create_push(rest.body, rest.task_id)
+        ),
     },
-    f"{_PUSHES}/{{}}": {
-        "GET": _row("GetTaskPushNotificationConfig", lambda at: _READ.decode_get_push(at.named)),
-        "DELETE": _row("DeleteTaskPushNotificationConfig", lambda at: _READ.decode_delete_push(at.named)),
+    f"{_PUSH_CONFIGS}/{{}}": {
+        "GET": _route("GetTaskPushNotificationConfig", lambda rest: _DECODER_V1.decode_get_push(rest.ids)),
+        "DELETE": _route("DeleteTaskPushNotificationConfig", lambda rest: _DECODER_V1.decode_delete_push(rest.ids)),
     },
-    "extendedAgentCard": {"GET": _row("GetExtendedAgentCard", lambda at: _READ.decode_nothing(at.body))},
+    "extendedAgentCard": {"GET": _route("GetExtendedAgentCard", lambda rest: _DECODER_V1.decode_nothing(rest.body))},
 }
 
-_SUBSCRIBE_V03: Final = _row("SubscribeToTask", lambda at: _READ_V03.decode_subscribe(at.body, at.task_id))
+_SUBSCRIBE_V03: Final = _route("SubscribeToTask", lambda rest: _DECODER_V03.decode_subscribe(rest.body, rest.task_id))
 ROUTES_V03: Final[dict[str, dict[str, RestRoute]]] = {
-    "message:send": {"POST": _row("SendMessage", lambda at: _READ_V03.decode_send(at.body))},
-    "message:stream": {"POST": _row("SendStreamingMessage", lambda at: _READ_V03.decode_send(at.body))},
-    "tasks/{}": {"GET": _row("GetTask", lambda at: _READ_V03.query_get_task(at.task_id, at.query))},
-    "tasks/{}:cancel": {"POST": _row("CancelTask", lambda at: _READ_V03.decode_cancel(at.body, at.task_id))},
+    "message:send": {"POST": _route("SendMessage", lambda rest: _DECODER_V03.decode_send(rest.body))},
+    "message:stream": {"POST": _route("SendStreamingMessage", lambda rest: _DECODER_V03.decode_send(rest.body))},
+    "tasks/{}": {"GET": _route("GetTask", lambda rest: _DECODER_V03.query_get_task(rest.task_id, rest.query))},
+    "tasks/{}:cancel": {"POST": _route("CancelTask", lambda rest: _DECODER_V03.decode_cancel(rest.body, rest.task_id))},
     "tasks/{}:subscribe": {"GET": _SUBSCRIBE_V03, "POST": _SUBSCRIBE_V03},
-    _PUSHES: {
-        "GET": _row("ListTaskPushNotificationConfigs", lambda at: _READ_V03.decode_list_push(b"{}", at.task_id)),
-        "POST": _row("CreateTaskPushNotificationConfig", lambda at: _READ_V03.decode_create_push(at.body, at.task_id)),
+    _PUSH_CONFIGS: {
+        "GET": _route(
+            "ListTaskPushNotificationConfigs", lambda rest: _DECODER_V03.decode_list_push(b"{}", rest.task_id)
+        ),
+        "POST": _route(
+            "CreateTaskPushNotificationConfig", lambda rest: _DECODER_V03.decode_create_push(rest.body, rest.task_id)
+        ),
     },
-    f"{_PUSHES}/{{}}": {
-        "GET": _row("GetTaskPushNotificationConfig", lambda at: _READ_V03.decode_get_push(at.path_v03)),
-        "DELETE": _row("DeleteTaskPushNotificationConfig", lambda at: _READ_V03.decode_delete_push(at.path_v03)),
+    f"{_PUSH_CONFIGS}/{{}}": {
+        "GET": _route("GetTaskPushNotificationConfig", lambda rest: _DECODER_V03.decode_get_push(rest.resource_name)),
+        "DELETE": _route(
+            "DeleteTaskPushNotificationConfig", lambda rest: _DECODER_V03.decode_delete_push(rest.resource_name)
+        ),
     },
     # Official clients of 0.3 read this card, unlike every other object, in the form that it has over JSON-RPC.
-    "card": {"GET": _row("GetExtendedAgentCard", lambda at: _READ_V03.decode_nothing(at.body), V03)},
+    "card": {"GET": _route("GetExtendedAgentCard", lambda rest: _DECODER_V03.decode_nothing(rest.body), V03)},
 }
 
 
@@ -167,24 +170,24 @@ class A2AObject(msgspec.Struct, frozen=True):
     """An object of A2A as ProtoJSON; the protocol's specification lists its fields."""
 
 
-def _described() -> Iterator[Described]:
+def _described() -> Iterator[DescribedRoute]:
     """JSON-RPC, then each route of plain HTTP."""
     agent = f"{PREFIX}{{agent_id}}"
     rpc = "Call an operation of an agent by JSON-RPC, in the dialect of 1.0 or of 0.3; streams are server-sent events"
-    yield Described("POST", agent, "a2a_json_rpc", rpc, jsonrpc.JsonRpcResponse, request=jsonrpc.JsonRpcRequest)
+    yield DescribedRoute("POST", agent, "a2a_json_rpc", rpc, jsonrpc.JsonRpcResponse, request=jsonrpc.JsonRpcRequest)
     for prefix, dialect, routes in (REST_V1, REST_V03):
-        marked = "" if dialect is V1 else "_v03"
-        for place, by_method in routes.items():
-            path = prefix + place.replace("{}", "{task_id}", 1).replace("{}", "{config_id}")
+        suffix = "" if dialect is V1 else "_v03"
+        for route_key, by_method in routes.items():
+            path = prefix + route_key.replace("{}", "{task_id}", 1).replace("{}", "{config_id}")
             for method, (operation, _, _) in by_method.items():
-                yield Described(
+                yield DescribedRoute(
                     method,
                     f"{agent}/{path}",
-                    f"a2a_{operation.name}_{method.lower()}{marked}",
+                    f"a2a_{operation.name}_{method.lower()}{suffix}",
                     f"{operation.name} of A2A {dialect.version.value}",
                     A2AObject,
                     request=A2AObject if method == "POST" else None,
-                    body_required=operation.works,
+                    body_required=operation.may_block,
                     streams=operation.open_stream is not None,
                 )
 
@@ -193,7 +196,7 @@ DESCRIBED: Final = tuple(_described())
 
 
 def split_path(path: str) -> tuple[str, str, str]:
-    """The key in a table of routes for a path below the agent's address, and the ids in the path."""
+    """The key of a path in a table of routes, and the task's and the configuration's id in the path."""
     parts = path.strip("/").split("/")
     if parts[0] != "tasks" or len(parts) == 1:
         return path.strip("/"), "", ""
@@ -217,63 +220,67 @@ class _Binding:
         receive: Receive,
         send: Send,
         *,
-        around: tuple[bytes, bytes] = (b"", b""),
-        kind: Header = JSON,
+        wrapper: tuple[bytes, bytes] = (b"", b""),
+        content_type: Header = JSON,
     ) -> None:
-        """Answers or streams. `around`: the bytes before and after each answer."""
+        """Answers or streams. `wrapper`: the bytes before and after each answer or event."""
         if call.ask.extensions and (active := self._admission.activated(call)) and isinstance(send, HttpExchange):
             send.add_headers(((b"a2a-extensions", active.encode("latin-1")),))
         if operation.open_stream is None:
             assert operation.run is not None
-            if operation.works:
+            if operation.may_block:
                 with CallerScope(self._admission.tenants.tenancy, call.ask.caller, send, receive):
                     result = await operation.run(self._services, call)
             else:
                 result = await operation.run(self._services, call)
             answer = operation.encode(self._services, call, result)
             if isinstance(send, HttpExchange):  # our own server answers without a coroutine
-                send.answer(200, (kind, NO_STORE), answer.join(around))
+                send.answer(200, (content_type, NO_STORE), answer.join(wrapper))
             else:
-                await reply(send, 200, answer.join(around), kind=kind)
+                await reply(send, 200, answer.join(wrapper), content_type=content_type)
             return
         tenants = self._admission.tenants
         with tenants.limiter.streaming(call.ask.caller):
             stream = await operation.open_stream(self._services, call)
-            write = partial(_write_frames, stream, call, SseFormat(*around, named=call.dialect.named_events))
+            write = partial(_write_frames, stream, call, SseFormat(*wrapper, named=call.dialect.named_events))
             await serve_stream(stream, call.ask.caller, write, tenancy=tenants.tenancy, receive=receive, send=send)
 
 
 class RestBinding(_Binding):
     async def answer(self, agent_id: str, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         headers, started_s = headers_of(scope), perf_counter()
-        spoken = REST_V03 if path.startswith(REST_V03.prefix) else REST_V1
-        content_type = headers.get(b"content-type") or ""
-        kind = JSON if spoken is REST_V03 or content_type.startswith("application/json") else A2A_JSON
-        error_kind = A2A_JSON if "application/a2a+json" in (headers.get(b"accept") or "") else JSON
+        served = REST_V03 if path.startswith(REST_V03.prefix) else REST_V1
+        plain_json = served is REST_V03 or (headers.get(b"content-type") or "").startswith("application/json")
+        content_type = JSON if plain_json else A2A_JSON
+        error_type = A2A_JSON if "application/a2a+json" in (headers.get(b"accept") or "") else JSON
         name = "unknown"
         try:
             admitted = await self._admission.enter(scope, headers, agent_id)
-            place, task_id, config_id = split_path(path.removeprefix(spoken.prefix))
-            by_method = spoken.routes.get(place)
+            route_key, task_id, config_id = split_path(path.removeprefix(served.prefix))
+            by_method = served.routes.get(route_key)
             if by_method is None:
                 raise NotFound("unknown_method", "there is no operation at this path; /docs lists all operations")
             found = by_method.get(scope["method"])
             if found is None:
-                await _not_allowed(send, error_kind, tuple(by_method), spoken.dialect)
+                await _not_allowed(send, error_type, tuple(by_method), served.dialect)
                 return
             name = found.operation.name
             with self._admission.tenants.limiter.connected(admitted.caller):
                 body = await self._body(admitted, receive, send)
-                at = RestCall(task_id, config_id, scope["query_string"], body)
-                off = found.operation.pushes and self._services.pushes is None
+                rest = RestCall(task_id, config_id, scope["query_string"], body)
+                pushes_off = found.operation.pushes and self._services.pushes is None
                 call = self._admission.call(
-                    admitted, found.operation, found.dialect or spoken.dialect, unread if off else found.decode, at
+                    admitted,
+                    found.operation,
+                    found.dialect or served.dialect,
+                    skip_params if pushes_off else found.decode,
+                    rest,
                 )
-                await self._run(found.operation, call, receive, send, kind=kind)
+                await self._run(found.operation, call, receive, send, content_type=content_type)
         except CallerGoneError:
             return
         except Exception as error:  # noqa: BLE001  (an internal error tells the client nothing)
-            await self._refuse(send, content_refusal(error, headers), error_kind, name, spoken.dialect)
+            await self._refuse(send, content_refusal(error, headers), error_type, name, served.dialect)
         finally:
             self._admission.meter.timer(TRANSPORT, name).observe(perf_counter() - started_s)
 
@@ -290,19 +297,19 @@ class RestBinding(_Binding):
                 raise Invalid("invalid_json", f"the request is not UTF-8: {wrong.reason}") from None
         return body if body.strip() not in EMPTY_BODIES else b"{}"
 
-    async def _refuse(self, send: Send, error: Exception, kind: Header, name: str, dialect: Dialect) -> None:
+    async def _refuse(self, send: Send, error: Exception, content_type: Header, name: str, dialect: Dialect) -> None:
         if not isinstance(error, Refusal):
             log.error("a2a.failed", extra={"operation": name}, exc_info=error)
         self._admission.meter.refused(TRANSPORT, error.code if isinstance(error, Refusal) else "internal")
         status, body = rest_error(error, dialect.version)
         headers = refusal_headers(error) if isinstance(error, Refusal) else ()
-        await reply(send, status, body, headers, kind=kind)
+        await reply(send, status, body, headers, content_type=content_type)
 
 
-async def _not_allowed(send: Send, kind: Header, methods: tuple[str, ...], dialect: Dialect) -> None:
+async def _not_allowed(send: Send, content_type: Header, methods: tuple[str, ...], dialect: Dialect) -> None:
     allowed = ", ".join(methods)
     status, body = rest_error(Invalid("method_not_allowed", f"this path takes {allowed}"), dialect.version)
-    await reply(send, status, body, [(b"allow", allowed.encode())], kind=kind)
+    await reply(send, status, body, [(b"allow", allowed.encode())], content_type=content_type)
 
 
 class JsonRpcBinding(_Binding):
@@ -322,11 +329,11 @@ class JsonRpcBinding(_Binding):
                     raise jsonrpc.unknown_method(call)
                 operation, dialect, decode = method
                 if operation.pushes and self._services.pushes is None:
-                    decode = unread
+                    decode = skip_params
                 started_s = perf_counter()
                 try:
                     request = admission.call(admitted, operation, dialect, decode, call.params)
-                    await self._run(operation, request, receive, send, around=jsonrpc.result_frame(call.id))
+                    await self._run(operation, request, receive, send, wrapper=jsonrpc.result_frame(call.id))
                 except (OverLimit, Unauthenticated, CallerGoneError):
                     # Answered below, with its HTTP status.
                     raise
@@ -354,7 +361,7 @@ async def _refuse_call(send: Send, call_id: bytes, error: Exception, method: Rpc
     """Refuses a call. Clients of 0.3 read the answer to a stream as a stream, so there it is one event."""
     body = jsonrpc.encode_refusal(call_id, error, method.dialect.version)
     if method.dialect is V03 and method.operation.open_stream is not None:
-        await reply(send, 200, b"event: message\ndata: %b\n\n" % body, kind=EVENT_STREAM)
+        await reply(send, 200, b"event: message\ndata: %b\n\n" % body, content_type=EVENT_STREAM)
     else:
         await reply(send, 200, body)
 
@@ -366,7 +373,7 @@ async def reply_with_status(send: Send, refusal: Refusal, call_id: bytes = jsonr
 
 
 def content_refusal(error: E, headers: Headers) -> E | Refusal:
-    """The refusal of an unreadable body. A body that does not claim to be JSON has the wrong content type."""
+    """The refusal of an unreadable body. If the body does not claim to be JSON, its content type is refused."""
     if not isinstance(error, Refusal) or error.code != "invalid_json":
         return error
     content_type = (headers.get(b"content-type") or "").partition(";")[0].strip().lower()
@@ -376,7 +383,7 @@ def content_refusal(error: E, headers: Headers) -> E | Refusal:
 
 
 class A2ADoor:
-    """`cards` answers for the card of an agent, which is a document and no operation."""
+    """`cards` serves the cards of agents, which are documents and not operations."""
 
     def __init__(self, admission: Admission, services: A2AServices, cards: ASGIApp, *, body_bytes_max: int) -> None:
         self._rpc = JsonRpcBinding(admission, services, body_bytes_max=body_bytes_max)
@@ -384,21 +391,21 @@ class A2ADoor:
         self._cards = cards
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        agent_id, _, place = scope["path"][len(PREFIX) :].partition("/")
-        place = place.rstrip("/")
-        if not place:
+        agent_id, _, subpath = scope["path"][len(PREFIX) :].partition("/")
+        subpath = subpath.rstrip("/")
+        if not subpath:
             if scope["method"] == "POST":
                 return self._rpc.answer(agent_id, scope, receive, send)
             if scope["method"] in ("GET", "HEAD"):
                 return self._cards(scope, receive, send)
             return reply_not_allowed(send, PROBLEM, ("GET", "HEAD", "POST"))
-        if place in CARDS:
+        if subpath in CARDS:
             return self._cards(scope, receive, send)
-        return self._rest.answer(agent_id, place, scope, receive, send)
+        return self._rest.answer(agent_id, subpath, scope, receive, send)
 
     def refusal_form(self, path: str, refusal: Refusal) -> tuple[tuple[Header, ...], bytes]:
         """The headers and body of a refusal before there is a call to answer."""
-        _, _, place = path[len(PREFIX) :].partition("/")
-        if not place.rstrip("/"):
+        _, _, subpath = path[len(PREFIX) :].partition("/")
+        if not subpath.rstrip("/"):
             return (JSON, *refusal_headers(refusal)), jsonrpc.encode_refusal(jsonrpc.NULL, refusal, Version.V1)
         return (JSON, *refusal_headers(refusal)), rest_error(refusal)[1]

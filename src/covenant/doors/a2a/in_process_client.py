@@ -14,18 +14,19 @@ from starlette.types import ASGIApp, Message, Scope
 
 PIECES_MAX: Final = 16
 """The most pieces of an answer that wait to be read."""
-LEAVING_S: Final = 5.0
+CLOSE_TIMEOUT_S: Final = 5.0
+"""How long the door may go on after its caller has left."""
 
 
 class InProcessTransport(httpx2.AsyncBaseTransport):
-    """`more`: entries that are added to each request's scope."""
+    """`scope_entries` are added to each request's scope."""
 
-    def __init__(self, door: ASGIApp, more: Mapping[str, Any]) -> None:
+    def __init__(self, door: ASGIApp, scope_entries: Mapping[str, Any]) -> None:
         self._door = door
-        self._more = more
+        self._scope_entries = scope_entries
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        answer = _Answer(self._door, {**_scope(request), **self._more}, await request.aread())
+        answer = _Answer(self._door, {**_scope(request), **self._scope_entries}, await request.aread())
         status, headers = await answer.begin()
         return httpx2.Response(status_code=status, headers=headers, stream=answer, request=request)
 
@@ -52,7 +53,7 @@ class _Answer(httpx2.AsyncByteStream):
     def __init__(self, door: ASGIApp, scope: Scope, body: bytes) -> None:
         self._messages: asyncio.Queue[Message | None] = asyncio.Queue(PIECES_MAX)
         self._body: bytes | None = body
-        self._left = asyncio.Event()
+        self._closed = asyncio.Event()
         self._work = asyncio.create_task(self._serve(door, scope))
 
     async def begin(self) -> tuple[int, list[tuple[bytes, bytes]]]:
@@ -77,10 +78,10 @@ class _Answer(httpx2.AsyncByteStream):
 
     async def aclose(self) -> None:
         """Tells the door that its caller has left, and waits a little, so that a commit is not interrupted."""
-        self._left.set()
+        self._closed.set()
         while not self._messages.empty():
             self._messages.get_nowait()
-        await asyncio.wait((self._work,), timeout=LEAVING_S)
+        await asyncio.wait((self._work,), timeout=CLOSE_TIMEOUT_S)
         self._work.cancel()
         await asyncio.wait((self._work,))
 
@@ -91,12 +92,12 @@ class _Answer(httpx2.AsyncByteStream):
             await self._send(None)
 
     async def _send(self, message: Message | None) -> None:
-        if not self._left.is_set():
+        if not self._closed.is_set():
             await self._messages.put(message)
 
     async def _receive(self) -> dict[str, Any]:
         body, self._body = self._body, None
         if body is not None:
             return {"type": "http.request", "body": body, "more_body": False}
-        await self._left.wait()
+        await self._closed.wait()
         return {"type": "http.disconnect"}

@@ -1,6 +1,6 @@
 """Calls the gRPC door of this daemon from inside: a channel without a socket. Needs the extra `grpc`.
 
-The door reads the message and answers as it does over gRPC. Leaving a stream ends the stream, not its task.
+The door reads the message and answers as it does over gRPC. Closing a stream does not end its task.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Metadata = Sequence[tuple[str, str]]
 
 
 class ActingCalls(GrpcCalls):
-    """The door behind an `ActingTenantAuth`: the caller of each call is known."""
+    """The gRPC door with an `ActingTenantAuth`: each call's context names its caller."""
 
     def _scope(self, context: Any) -> Scope:
         return {**super()._scope(context), ACTING: context.caller}

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from starlette.types import Scope
 
 from covenant.exchange.a2a_service import A2AExchange, A2ARequest
 from covenant.exchange.file_links import FileLinks
+from covenant.exchange.push import PushConfigs
 from covenant.exchange.tasks.reader import TaskStream
 from covenant.model.content import File
 from covenant.model.errors import Conflict
@@ -29,43 +30,36 @@ CACHED_TASKS_MAX: Final = 256
 
 
 class TaskCache:
-    """The last few finished tasks as JSON: a finished task stays the same object while it is kept."""
+    """The last few finished tasks as JSON. The ledger returns the same object for a finished task while it holds it."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[str, ResponseEncoder], tuple[TaskView, bytes]] = OrderedDict()
+        self._encoded: OrderedDict[tuple[str, ResponseEncoder], tuple[TaskView, bytes]] = OrderedDict()
 
     def encode(self, dialect: Dialect, view: TaskView, history_length: int | None, link: Link) -> bytes:
         if history_length is not None or not view.state.terminal:
             return dialect.responses.encode_task(view, history_length, link)
         key = (view.task.id, dialect.responses)
-        kept = self._kept.get(key)
-        # The same object, not an equal one: comparing would cost as much as encoding.
-        if kept is not None and kept[0] is view:
-            self._kept.move_to_end(key)
-            return kept[1]
+        cached = self._encoded.get(key)
+        # By identity: comparing two views would cost as much as encoding one.
+        if cached is not None and cached[0] is view:
+            self._encoded.move_to_end(key)
+            return cached[1]
         encoded = dialect.responses.encode_task(view, None, link)
-        self._kept[key] = (view, encoded)
-        if len(self._kept) > CACHED_TASKS_MAX:
-            self._kept.popitem(last=False)
+        self._encoded[key] = (view, encoded)
+        if len(self._encoded) > CACHED_TASKS_MAX:
+            self._encoded.popitem(last=False)
         return encoded
 
 
 ExtendedCard = Callable[[A2ARequest, Dialect, str], bytes]
-"""Makes an agent's extended card as JSON: for a request, in a dialect, with the base of our own address."""
-
-
-class PushService(Protocol):
-    """Push notifications, where they are switched on."""
-
-    async def ask(self, ask: A2ARequest, request: Any) -> Any:
-        """Creates, gets, lists or deletes, by the kind of the request."""
+"""Makes an agent's extended card as JSON, for a request, a dialect and the daemon's base URL."""
 
 
 @dataclass(frozen=True, slots=True)
 class A2AServices:
-    conversations: A2AExchange
+    exchange: A2AExchange
     extended_card: ExtendedCard | None = None
-    pushes: PushService | None = None
+    pushes: PushConfigs | None = None
     task_cache: TaskCache = field(default_factory=TaskCache)
 
 
@@ -77,15 +71,15 @@ class A2ACall(msgspec.Struct, frozen=True):
     dialect: Dialect
     cursor: int | None
     """The last generation that the client of a stream has seen."""
-    reached: Callable[[Scope], str]
+    base_url_of: Callable[[Scope], str]
     scope: Scope
 
     files: FileLinks | None = None
     """None: there is no blob store here."""
 
     def base_url(self) -> str:
-        """The address by which the caller reached the daemon."""
-        return self.reached(self.scope)
+        """The base URL by which the caller reached the daemon."""
+        return self.base_url_of(self.scope)
 
     def link(self, file: File) -> str:
         return unlinked(file) if self.files is None else self.files.url_of(file, self.base_url())
@@ -97,7 +91,7 @@ class A2AOperation:
 
     name: str
     """The operation's method in A2A 1.0, which is also its name on gRPC."""
-    slash: str
+    method_v03: str
     """The operation's method in 0.3."""
     decode: Callable[[RequestDecoder], Callable[[Params], Any]]
     """The method of a decoder that reads the operation's params."""
@@ -105,14 +99,14 @@ class A2AOperation:
     encode: Callable[[A2AServices, A2ACall, Any], bytes] = lambda _, __, answer: answer
     """Encodes the result as JSON. Separate from `run`: a coroutine around both would cost time at each suspension."""
     open_stream: Callable[[A2AServices, A2ACall], Awaitable[TaskStream]] | None = None
-    works: bool = False
-    """Whether the operation starts work, and so may take long."""
+    may_block: bool = False
+    """Whether the operation may wait for an agent, and so take long."""
     pushes: bool = False
-    """Whether the operation is about push notifications: if those are switched off, its params are not read."""
+    """Whether the operation is about push notifications. If those are switched off, its params are not read."""
 
 
 def _send(services: A2AServices, call: A2ACall) -> Awaitable[TaskView]:
-    return services.conversations.send(call.ask, call.request)
+    return services.exchange.send(call.ask, call.request)
 
 
 def _encode_sent(_: A2AServices, call: A2ACall, view: TaskView) -> bytes:
@@ -122,7 +116,7 @@ def _encode_sent(_: A2AServices, call: A2ACall, view: TaskView) -> bytes:
 
 
 def _get(services: A2AServices, call: A2ACall) -> Awaitable[TaskView]:
-    return services.conversations.get(call.ask, call.request)
+    return services.exchange.get(call.ask, call.request)
 
 
 def _encode_got(services: A2AServices, call: A2ACall, view: TaskView) -> bytes:
@@ -130,50 +124,50 @@ def _encode_got(services: A2AServices, call: A2ACall, view: TaskView) -> bytes:
 
 
 async def _list(services: A2AServices, call: A2ACall) -> bytes:
-    page = await services.conversations.list_tasks(call.ask, call.request)
+    page = await services.exchange.list_tasks(call.ask, call.request)
     return call.dialect.responses.encode_page(page, call.request, call.link)
 
 
 async def _cancel(services: A2AServices, call: A2ACall) -> bytes:
-    canceled = await services.conversations.cancel(call.ask, call.request)
+    canceled = await services.exchange.cancel(call.ask, call.request)
     return call.dialect.responses.encode_task(canceled, None, call.link)
 
 
 def _stream(services: A2AServices, call: A2ACall) -> Awaitable[TaskStream]:
-    return services.conversations.stream(call.ask, call.request)
+    return services.exchange.stream(call.ask, call.request)
 
 
 def _subscribe(services: A2AServices, call: A2ACall) -> Awaitable[TaskStream]:
     # A client of 0.3 follows a task from its beginning, also an ended one; a client of 1.0 from its present state.
     old, request = call.dialect is not V1, msgspec.structs.replace(call.request, after=call.cursor)
-    return services.conversations.subscribe(call.ask, request, from_start=old, finished=old)
+    return services.exchange.subscribe(call.ask, request, from_start=old, finished=old)
 
 
-def unread(_: Any) -> None:
-    """Reads nothing: an operation that is switched off is refused whatever its params are."""
+def skip_params(_: Any) -> None:
+    """Decodes no params: an operation that is switched off is refused whatever its params are."""
 
 
-async def _push(services: A2AServices, call: A2ACall) -> Any:
+async def _call_push_service(services: A2AServices, call: A2ACall) -> Any:
     if services.pushes is None:
         raise Conflict(
             "push_not_supported",
             "push notifications are switched off; the operator turns them on with a2a.push_notifications",
         )
-    return await services.pushes.ask(call.ask, call.request)
+    return await services.pushes.run(call.ask, call.request)
 
 
 async def _put_or_get_push(services: A2AServices, call: A2ACall) -> bytes:
-    config = await _push(services, call)
+    config = await _call_push_service(services, call)
     return call.dialect.responses.encode_push(call.request.task_id, config)
 
 
 async def _list_pushes(services: A2AServices, call: A2ACall) -> bytes:
-    page = await _push(services, call)
+    page = await _call_push_service(services, call)
     return call.dialect.responses.encode_pushes(call.request.task_id, page.configs, page.next_page_token)
 
 
 async def _delete_push(services: A2AServices, call: A2ACall) -> bytes:
-    await _push(services, call)
+    await _call_push_service(services, call)
     return call.dialect.responses.deleted
 
 
@@ -191,65 +185,65 @@ async def _extended_card(services: A2AServices, call: A2ACall) -> bytes:
 OPERATIONS: Final = (
     A2AOperation(
         name="SendMessage",
-        slash="message/send",
+        method_v03="message/send",
         decode=lambda params: params.decode_send,
         run=_send,
         encode=_encode_sent,
-        works=True,
+        may_block=True,
     ),
     A2AOperation(
         name="SendStreamingMessage",
-        slash="message/stream",
+        method_v03="message/stream",
         decode=lambda params: params.decode_send,
         open_stream=_stream,
-        works=True,
+        may_block=True,
     ),
     A2AOperation(
         name="GetTask",
-        slash="tasks/get",
+        method_v03="tasks/get",
         decode=lambda params: params.decode_get_task,
         run=_get,
         encode=_encode_got,
     ),
-    A2AOperation(name="ListTasks", slash="tasks/list", decode=lambda params: params.decode_list_tasks, run=_list),
-    A2AOperation(name="CancelTask", slash="tasks/cancel", decode=lambda params: params.decode_cancel, run=_cancel),
+    A2AOperation(name="ListTasks", method_v03="tasks/list", decode=lambda params: params.decode_list_tasks, run=_list),
+    A2AOperation(name="CancelTask", method_v03="tasks/cancel", decode=lambda params: params.decode_cancel, run=_cancel),
     A2AOperation(
         name="SubscribeToTask",
-        slash="tasks/resubscribe",
+        method_v03="tasks/resubscribe",
         decode=lambda params: params.decode_subscribe,
         open_stream=_subscribe,
     ),
     A2AOperation(
         name="CreateTaskPushNotificationConfig",
-        slash="tasks/pushNotificationConfig/set",
+        method_v03="tasks/pushNotificationConfig/set",
         decode=lambda params: params.decode_create_push,
         run=_put_or_get_push,
         pushes=True,
     ),
     A2AOperation(
         name="GetTaskPushNotificationConfig",
-        slash="tasks/pushNotificationConfig/get",
+        method_v03="tasks/pushNotificationConfig/get",
         decode=lambda params: params.decode_get_push,
         run=_put_or_get_push,
         pushes=True,
     ),
     A2AOperation(
         name="ListTaskPushNotificationConfigs",
-        slash="tasks/pushNotificationConfig/list",
+        method_v03="tasks/pushNotificationConfig/list",
         decode=lambda params: params.decode_list_push,
         run=_list_pushes,
         pushes=True,
     ),
     A2AOperation(
         name="DeleteTaskPushNotificationConfig",
-        slash="tasks/pushNotificationConfig/delete",
+        method_v03="tasks/pushNotificationConfig/delete",
         decode=lambda params: params.decode_delete_push,
         run=_delete_push,
         pushes=True,
     ),
     A2AOperation(
         name="GetExtendedAgentCard",
-        slash="agent/getAuthenticatedExtendedCard",
+        method_v03="agent/getAuthenticatedExtendedCard",
         decode=lambda params: params.decode_nothing,
         run=_extended_card,
     ),
@@ -268,5 +262,5 @@ class RpcMethod(NamedTuple):
 
 METHODS: Final[dict[str, RpcMethod]] = {
     **{each.name: RpcMethod(each, V1, each.decode(V1.requests)) for each in OPERATIONS},
-    **{each.slash: RpcMethod(each, V03, each.decode(V03.requests)) for each in OPERATIONS},
+    **{each.method_v03: RpcMethod(each, V03, each.decode(V03.requests)) for each in OPERATIONS},
 }

@@ -26,7 +26,7 @@ ACTING: Final = "covenant.acting"
 
 class ActingTenantAuth(TenantAuth):
     async def enter(self, scope: Scope) -> Caller:
-        """Only a call of the agent counts against the tenant's rate; reading a card does not."""
+        """Reading a card does not count against the tenant's rate; a call of the agent does."""
         return await self.caller(scope)
 
     async def caller(self, scope: Scope) -> Caller:
@@ -35,10 +35,10 @@ class ActingTenantAuth(TenantAuth):
 
 
 class OwnAgents:
-    """The agents of this daemon, and the pages beside them, such as the keys of their cards."""
+    """The agents of this daemon, and the pages of their cards and keys."""
 
     def __init__(self, door: A2ADoor, pages: Sequence[BaseRoute], grpc: ActingCalls | None = None) -> None:
-        """All of them must authenticate with an `ActingTenantAuth`. Without `grpc`, the daemon serves no gRPC."""
+        """`door`, `pages` and `grpc` must authenticate with an `ActingTenantAuth`. Without `grpc`, there is no gRPC."""
         self._door = door
         self._grpc = grpc
         self._pages = Router(pages, redirect_slashes=False)

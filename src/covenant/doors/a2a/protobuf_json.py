@@ -31,11 +31,11 @@ _decode = msgspec.json.Decoder().decode
 
 
 class RequestReader:
-    __slots__ = ("_plain", "kind")
+    __slots__ = ("_convert", "kind")
 
     def __init__(self, kind: type[Message]) -> None:
         self.kind = kind
-        self._plain = _to_plain(kind.DESCRIPTOR)
+        self._convert = _to_plain(kind.DESCRIPTOR)
 
     def read(self, data: bytes) -> Message:
         try:
@@ -46,7 +46,7 @@ class RequestReader:
     def params(self, message: Message) -> bytes:
         """The same request in JSON."""
         try:
-            return _encode(self._plain(message))
+            return _encode(self._convert(message))
         except (ValueError, OverflowError) as wrong:
             raise InvalidParams("params", str(wrong)) from None
 
@@ -58,7 +58,7 @@ class ResponseWriter(Generic[M]):
 
     def __init__(self, kind: type[M]) -> None:
         self.kind = kind
-        self._fields = _fieldwise(kind.DESCRIPTOR)
+        self._fields = _from_plain(kind.DESCRIPTOR)
 
     def message(self, body: bytes) -> M:
         return self.kind(**self._fields(_decode(body)))
@@ -72,7 +72,7 @@ _Convert = Callable[[Any], Any]
 
 @functools.cache
 def _to_plain(kind: Descriptor) -> _Convert:
-    special = _PLAIN.get(kind.full_name)
+    special = _TO_PLAIN.get(kind.full_name)
     if special is not None:
         return special
     plan: dict[int, tuple[str, _Convert | None]] = {}
@@ -91,25 +91,25 @@ def _to_plain(kind: Descriptor) -> _Convert:
 
 
 def _value_to_plain(field: FieldDescriptor) -> _Convert | None:
-    one: _Convert
+    convert: _Convert
     if field.message_type is not None:
-        one = _to_plain(field.message_type)
+        convert = _to_plain(field.message_type)
     elif field.type == FieldDescriptor.TYPE_BYTES:
-        one = _base64
+        convert = _base64
     else:
         return list if field.is_repeated else None
-    return (lambda values: [one(value) for value in values]) if field.is_repeated else one
+    return (lambda values: [convert(value) for value in values]) if field.is_repeated else convert
 
 
 def _base64(value: bytes) -> str:
     return base64.b64encode(value).decode()
 
 
-def _plain_struct(struct: Any) -> dict[str, Any]:
-    return {name: _plain_value(value) for name, value in struct.fields.items()}
+def _struct_to_plain(struct: Any) -> dict[str, Any]:
+    return {name: _value_message_to_plain(value) for name, value in struct.fields.items()}
 
 
-def _plain_value(value: Any) -> Any:
+def _value_message_to_plain(value: Any) -> Any:
     kind = value.WhichOneof("kind")
     match kind:
         case "string_value" | "bool_value":
@@ -117,9 +117,9 @@ def _plain_value(value: Any) -> Any:
         case "number_value":
             return _number(value.number_value)
         case "struct_value":
-            return _plain_struct(value.struct_value)
+            return _struct_to_plain(value.struct_value)
         case "list_value":
-            return [_plain_value(each) for each in value.list_value.values]
+            return [_value_message_to_plain(each) for each in value.list_value.values]
         case _:
             return None
 
@@ -131,9 +131,9 @@ def _number(value: float) -> int | float:
     return int(value) if abs(value) <= _EXACT_MAX and value.is_integer() else value
 
 
-_PLAIN: Final[Mapping[str, _Convert]] = {
-    "google.protobuf.Struct": _plain_struct,
-    "google.protobuf.Value": _plain_value,
+_TO_PLAIN: Final[Mapping[str, _Convert]] = {
+    "google.protobuf.Struct": _struct_to_plain,
+    "google.protobuf.Value": _value_message_to_plain,
     "google.protobuf.Timestamp": lambda moment: moment.ToJsonString(),
 }
 
@@ -142,58 +142,58 @@ _PLAIN: Final[Mapping[str, _Convert]] = {
 
 
 @functools.cache
-def _fieldwise(kind: Descriptor) -> _Convert:
+def _from_plain(kind: Descriptor) -> _Convert:
     plan: dict[str, tuple[str, _Convert | None]] = {}
 
     def fields(given: dict[str, Any]) -> dict[str, Any]:
         if not plan:
-            plan.update({field.json_name: (field.name, _value_made(field)) for field in kind.fields})
+            plan.update({field.json_name: (field.name, _value_from_plain(field)) for field in kind.fields})
         made: dict[str, Any] = {}
         for key, value in given.items():
             name, convert = plan[key]
             # Of all fields only a Value can be null.
-            if value is not None or convert is _value:
+            if value is not None or convert is _value_message_from_plain:
                 made[name] = value if convert is None else convert(value)
         return made
 
     return fields
 
 
-def _value_made(field: FieldDescriptor) -> _Convert | None:
+def _value_from_plain(field: FieldDescriptor) -> _Convert | None:
     kind = field.message_type
-    one: _Convert
+    convert: _Convert
     if kind is not None and kind.GetOptions().map_entry:
-        inside = kind.fields_by_name["value"].message_type
-        if inside is None:
+        value_type = kind.fields_by_name["value"].message_type
+        if value_type is None:
             return None
-        make, fields = GetMessageClass(inside), _fieldwise(inside)
+        make, fields = GetMessageClass(value_type), _from_plain(value_type)
         return lambda given: {name: make(**fields(value)) for name, value in given.items()}
     if kind is not None:
-        one = _MADE.get(kind.full_name) or _fieldwise(kind)
+        convert = _FROM_PLAIN.get(kind.full_name) or _from_plain(kind)
     elif field.type == FieldDescriptor.TYPE_BYTES:
-        one = base64.b64decode
+        convert = base64.b64decode
     else:
         return None
-    return (lambda values: [one(value) for value in values]) if field.is_repeated else one
+    return (lambda values: [convert(value) for value in values]) if field.is_repeated else convert
 
 
-def _struct(given: Mapping[str, Any]) -> Struct:
+def _struct_from_plain(given: Mapping[str, Any]) -> Struct:
     made = Struct()
     made.update(given)
     return made
 
 
-def _value(given: Any) -> Value:
-    return _struct({"it": given}).fields["it"]
+def _value_message_from_plain(given: Any) -> Value:
+    return _struct_from_plain({"it": given}).fields["it"]
 
 
-def _timestamp(text: str) -> dict[str, int]:
+def _timestamp_from_plain(text: str) -> dict[str, int]:
     moment = datetime.fromisoformat(text)
     return {"seconds": math.floor(moment.timestamp()), "nanos": moment.microsecond * 1000}
 
 
-_MADE: Final[Mapping[str, _Convert]] = {
-    "google.protobuf.Struct": _struct,
-    "google.protobuf.Value": _value,
-    "google.protobuf.Timestamp": _timestamp,
+_FROM_PLAIN: Final[Mapping[str, _Convert]] = {
+    "google.protobuf.Struct": _struct_from_plain,
+    "google.protobuf.Value": _value_message_from_plain,
+    "google.protobuf.Timestamp": _timestamp_from_plain,
 }

@@ -1,7 +1,7 @@
 """All HTTP doors as one.
 
-A dictionary of the four routes that carry the traffic comes first; all other requests go through the router. No request
-reaches a route before its `Host` is allowed.
+The prefixes of A2A and the four routes of the mailbox that carry its traffic are looked up first; all other requests go
+through the router. No request reaches a route before its `Host` is allowed.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from covenant.doors.http.endpoint import MethodRouter, OperationEndpoint
 from covenant.doors.http.health import Health
 from covenant.doors.http.host_names import LOOPBACK, AllowedHosts, AllowedOrigins, cors_headers, reply_preflight
-from covenant.doors.http.openapi import Described, Page, Reference, document
-from covenant.doors.http.responses import MAILBOX, Header, refusal_form, reply_refused, style_of
+from covenant.doors.http.openapi import DescribedRoute, Page, Reference, document
+from covenant.doors.http.responses import MAILBOX, refusal_form, reply_refused, style_of
 from covenant.doors.http.server.bounds import DEFAULTS
-from covenant.doors.http.server.http_exchange import HEADERS_BY_NAME, Door, HttpExchange
+from covenant.doors.http.server.http_exchange import HEADERS_BY_NAME, Door, Header, HttpExchange
 from covenant.doors.operator_api.operation import AnyApiOperation, ApiContext
 from covenant.doors.operator_api.operation_table import OPERATIONS
 from covenant.model.errors import Forbidden, NotFound, Refusal
@@ -52,8 +52,8 @@ LINKS: Final = {
     "ready": "/readyz",
     "metrics": "/metrics",
 }
-"""Where to begin: an agent (GET: its card, POST: A2A), `index`, which passes each message on, the card for callers
-without a token, the reference for people and for programs, and the daemon's health."""
+"""The addresses in the answer at `/`: an agent (GET: its card, POST: A2A), the agent `index`, which passes each message
+on, the card for callers without a token, the reference for people and for programs, and the daemon's health."""
 _TRACE_NAMES: Final = {TRACEPARENT.encode(): TRACEPARENT, TRACESTATE.encode(): TRACESTATE}
 
 
@@ -75,22 +75,22 @@ class HttpDoor:
         hot: Mapping[tuple[str, str], ASGIApp],
         hosts: AllowedHosts,
         origins: AllowedOrigins,
-        under: Sequence[tuple[str, PrefixDoor]] = (),
+        prefix_doors: Sequence[tuple[str, PrefixDoor]] = (),
     ) -> None:
         self.router = router
         self._hot = hot
-        self._under = tuple(under)
+        self._prefix_doors = tuple(prefix_doors)
         # Bound once: calling an object through its `__call__` is slower.
-        self._serving_under = tuple((prefix, door.__call__) for prefix, door in under)
+        self._prefix_calls = tuple((prefix, door.__call__) for prefix, door in prefix_doors)
         self._hosts = hosts
-        self._judged_hosts = hosts.judged
+        self._host_decisions = hosts.decisions
         self._origins = origins
         self._any_origins = bool(origins)
 
     def serve(self, exchange: HttpExchange) -> Awaitable[None]:
-        """The answer, still to be awaited: a coroutine of our own around it would cost time at each suspension."""
+        """Returns the awaitable of the answer: a coroutine around it would cost time at each suspension."""
         scope = exchange.scope
-        if not self._judged_hosts.get(scope[HEADERS_BY_NAME].get(b"host")) and not self._hosts.allows(scope):
+        if not self._host_decisions.get(scope[HEADERS_BY_NAME].get(b"host")) and not self._hosts.allows(scope):
             refusal = Forbidden(
                 "host_not_allowed",
                 "the Host header names a host that this daemon does not serve; "
@@ -102,7 +102,7 @@ class HttpDoor:
             if scope["method"] == "OPTIONS":
                 return reply_preflight(exchange)
         path: str = scope["path"]
-        for prefix, serve in self._serving_under:
+        for prefix, serve in self._prefix_calls:
             if path.startswith(prefix):
                 return serve(scope, exchange.receive, exchange)
         hot = self._hot.get((scope["method"], path))
@@ -110,7 +110,7 @@ class HttpDoor:
 
     def refusal_form(self, path: str, refusal: Refusal) -> tuple[tuple[Header, ...], bytes]:
         """The headers and body of a refusal, in the form of the door at this path."""
-        for prefix, door in self._under:
+        for prefix, door in self._prefix_doors:
             if path.startswith(prefix):
                 return door.refusal_form(path, refusal)
         return refusal_form(style_of(path), refusal)
@@ -125,13 +125,13 @@ def build_http(
     metrics_token: str = "",
     notices: Callable[[], Sequence[str]] = tuple,
     more_routes: Sequence[BaseRoute] = (),
-    under: Sequence[tuple[str, PrefixDoor]] = (),
-    described: Sequence[Described] = (),
+    prefix_doors: Sequence[tuple[str, PrefixDoor]] = (),
+    described: Sequence[DescribedRoute] = (),
     dashboard: str = "",
 ) -> HttpDoor:
-    """`more_routes` are other doors on the same port; `under` are doors that answer for everything below a prefix;
-    `described` is their description in the OpenAPI document. `dashboard`: where `/` redirects a browser, if anywhere.
-    `notices`: problems that `/readyz` reports to the operator."""
+    """`more_routes` are other doors on the same port; `prefix_doors` are doors that answer for everything below a
+    prefix; `described` has the routes of both for the OpenAPI document. `dashboard`: where `/` redirects a browser, if
+    anywhere. `notices`: problems that `/readyz` reports to the operator."""
     calls = {
         operation.kind: OperationEndpoint(operation, api, body_bytes_max=body_bytes_max) for operation in OPERATIONS
     }
@@ -141,7 +141,7 @@ def build_http(
     hot: dict[tuple[str, str], ASGIApp] = {
         (operation.method, operation.path): calls[operation.kind] for operation in OPERATIONS if operation.kind in HOT
     }
-    return HttpDoor(router, hot, AllowedHosts(allowed_hosts), AllowedOrigins(origins), under)
+    return HttpDoor(router, hot, AllowedHosts(allowed_hosts), AllowedOrigins(origins), prefix_doors)
 
 
 def _operation_routes(calls: Mapping[str, ASGIApp]) -> list[BaseRoute]:
@@ -155,8 +155,8 @@ def _hot_first(operation: AnyApiOperation) -> bool:
     return operation.kind not in HOT
 
 
-def _page_routes(health: Health, version: str, others: Sequence[Described], dashboard: str) -> list[BaseRoute]:
-    reference = Reference(lambda: document(OPERATIONS, PAGES, version, others))
+def _page_routes(health: Health, version: str, described: Sequence[DescribedRoute], dashboard: str) -> list[BaseRoute]:
+    reference = Reference(lambda: document(OPERATIONS, PAGES, version, described))
 
     async def openapi(_: Request) -> Response:
         return Response((await reference.read()).document, media_type="application/json")
@@ -196,6 +196,8 @@ async def _not_found(scope: Scope, _: Receive, send: Send) -> None:
 
 
 class TracedDoor:
+    """Serves each request within the trace that its headers name."""
+
     def __init__(self, door: Door, tracer: Tracer) -> None:
         self._door = door
         self._tracer = tracer

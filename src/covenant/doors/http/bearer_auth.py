@@ -12,6 +12,7 @@ from typing import Final
 
 from starlette.types import Scope
 
+from covenant.doors.http.host_names import peer_address
 from covenant.doors.http.responses import TRANSPORT
 from covenant.exchange.access.principals import IdentityAuth, Principal
 from covenant.exchange.access.tenants import Caller, TenantAccess, TenantLimiter
@@ -19,21 +20,21 @@ from covenant.model.errors import Refusal
 from covenant.seal.keys import new_token
 
 RECOGNISED_MAX: Final = 256
-"""The most credentials that are cached: only accepted ones, so that strangers cannot fill the cache."""
+"""The most credentials in the cache. It has only accepted ones, so that strangers cannot fill it."""
 RECOGNISED_S: Final = 60.0
-"""How long the cache is kept: apart from it, tokens are kept only as hashes."""
+"""The cache is emptied after this time, since it has tokens in the clear; elsewhere they are kept only as hashes."""
 _CERTIFICATE: Final = f"certificate {new_token()} ".encode()
-"""The beginning of a certificate's credential, random in each process: nobody can send it over the wire."""
+"""The beginning of a certificate's credential. It is random in each process, so no client can forge one."""
 
 
 def principal_of(identity_auth: IdentityAuth, credential: bytes | None) -> Principal | None:
     """The identity of this `Authorization` header's value."""
     if credential is None:
         return None
-    token = bearer_of(credential)
+    token = token_in(credential)
     if token is not None:
         return identity_auth.recognise(token)
-    names = certificate_in(credential)
+    names = certificate_names_in(credential)
     return identity_auth.recognise_certificate(names) if names else None
 
 
@@ -43,24 +44,24 @@ async def audit_refused_caller(
     """The refusal of a caller without an identity's token; it is audited first."""
     if credential is None:
         reason = "missing Authorization header"
-    elif bearer_of(credential) is None:
+    elif token_in(credential) is None:
         reason = "expected Authorization: Bearer <token>"
     else:
-        reason = tenancy.refusal_reason(bearer_of(credential))
-    return await identity_auth.audit_refused_caller(reason, transport=TRANSPORT, address=address(scope))
+        reason = tenancy.refusal_reason(token_in(credential))
+    return await identity_auth.audit_refused_caller(reason, transport=TRANSPORT, address=client_address(scope))
 
 
 class TenantAuth:
-    """Shared by every door that tenants use over HTTP."""
+    """Authenticates tenants, for every door that they use over HTTP."""
 
     transport = TRANSPORT
-    """Its name in the audit."""
+    """The transport's name in the audit."""
 
     def __init__(self, tenancy: TenantAccess, limiter: TenantLimiter) -> None:
         self.tenancy = tenancy
         self.limiter = limiter
         self.known = tenancy.by_credential
-        """Callers by a credential that came before."""
+        """The cache: callers by the `Authorization` value that they were recognised by."""
 
     async def enter(self, scope: Scope) -> Caller:
         """The calling tenant, with one request of its rate spent."""
@@ -72,25 +73,25 @@ class TenantAuth:
         credential = credential_of(scope)
         caller = self.recognised(credential) if credential is not None else None
         if caller is None:
-            token = bearer(scope)
-            return await self.tenancy.authenticate(token, transport=self.transport, address=address(scope))
+            token = bearer_token(scope)
+            return await self.tenancy.authenticate(token, transport=self.transport, address=client_address(scope))
         return caller
 
     def recognised(self, credential: bytes) -> Caller | None:
         """The caller of this `Authorization` header's value.
 
-        Most requests repeat an earlier one. Its caller is cached until a register changes, so a revoked caller is
-        refused at once.
+        Most requests have a credential that came before. Its caller is cached until a register changes, so a revoked
+        caller is refused at once.
         """
         known = self.known
         caller = known.get(credential)
         if caller is not None:
             return caller
-        token = bearer_of(credential)
+        token = token_in(credential)
         if token is not None:
             caller = self.tenancy.recognise(token)
         else:
-            names = certificate_in(credential)
+            names = certificate_names_in(credential)
             caller = self.tenancy.recognise_certificate(names) if names else None
         if caller is None:
             return None
@@ -107,17 +108,17 @@ def certificate_credential(names: Sequence[str]) -> bytes:
     return _CERTIFICATE + " ".join(names).encode()
 
 
-def certificate_in(credential: bytes) -> tuple[str, ...]:
+def certificate_names_in(credential: bytes) -> tuple[str, ...]:
     """The names of the certificate that this credential stands for; empty if it stands for none."""
     if not credential.startswith(_CERTIFICATE):
         return ()
     return tuple(credential.removeprefix(_CERTIFICATE).decode().split(" "))
 
 
-def bearer(scope: Scope) -> str | None:
+def bearer_token(scope: Scope) -> str | None:
     """The token of `Authorization: Bearer <token>`; None if there is no such header."""
     credential = credential_of(scope)
-    return None if credential is None else bearer_of(credential)
+    return None if credential is None else token_in(credential)
 
 
 def credential_of(scope: Scope) -> bytes | None:
@@ -128,13 +129,12 @@ def credential_of(scope: Scope) -> bytes | None:
     return None
 
 
-def bearer_of(credential: bytes) -> str | None:
+def token_in(credential: bytes) -> str | None:
     """The token in the value of an `Authorization` header; None for another scheme."""
     scheme, _, token = credential.partition(b" ")
     token = token.strip()
     return token.decode("latin-1") if scheme.lower() == b"bearer" and token else None
 
 
-def address(scope: Scope) -> str:
-    client = scope.get("client")
-    return client[0] if client else "unknown"
+def client_address(scope: Scope) -> str:
+    return peer_address(scope) or "unknown"

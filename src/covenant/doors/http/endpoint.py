@@ -17,23 +17,21 @@ import msgspec
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from covenant.doors.http.bearer_auth import TenantAuth, audit_refused_caller, bearer_of, credential_of, principal_of
-from covenant.doors.http.openapi import Described, routes_of
+from covenant.doors.http.bearer_auth import TenantAuth, audit_refused_caller, credential_of, principal_of, token_in
+from covenant.doors.http.openapi import DescribedRoute, routes_of
 from covenant.doors.http.request_body import BODY_TOO_LARGE, read_body
 from covenant.doors.http.responses import (
-    CLOSE,
     PROBLEM,
-    Header,
     Style,
     reply,
     reply_not_allowed,
     reply_refused,
     style_of,
 )
-from covenant.doors.http.server.http_exchange import HttpExchange
-from covenant.doors.http.server.http_refusals import internal
+from covenant.doors.http.server.http_exchange import Header, HttpExchange
+from covenant.doors.http.server.http_refusals import CLOSE, internal
 from covenant.doors.metrics import Meter
-from covenant.doors.operator_api.operation import ApiAnswer, ApiContext, ApiOperation, has_short_id, spell_ids
+from covenant.doors.operator_api.operation import ApiAnswer, ApiContext, ApiOperation, expand_ids, has_short_id
 from covenant.doors.waits import CallerGoneError, OnDisconnect, while_connected
 from covenant.exchange.access.principals import Principal
 from covenant.exchange.access.tenants import Caller, TenantAccess, unauthenticated
@@ -45,7 +43,7 @@ from covenant.wire.json_input import check_fields, decode, decode_query
 from covenant.wire.mailbox import Request
 from covenant.wire.sse import comment
 
-_NO_PLACE: Final = nullcontext()
+_NO_LIMIT: Final = nullcontext()
 
 R = TypeVar("R", bound=Request)
 
@@ -69,7 +67,7 @@ log = logging.getLogger(__name__)
 
 
 class Endpoint(ABC):
-    """The frame of every route: `_answer` answers or raises a refusal, which is sent in the route's style."""
+    """The base of the routes: `_answer` answers, or raises a refusal, which is sent in the route's style."""
 
     _streams = False
     """Whether the answer is a stream: then `_answer` measures the time until it begins."""
@@ -123,9 +121,9 @@ class OperationEndpoint(Endpoint, Generic[R]):
         self._body_bytes_max = body_bytes_max
         self._decoder = msgspec.json.Decoder(operation.request)
         self._in_body = operation.in_body
-        self._in_path = "{" in operation.path
-        # A GET without a query asks for the defaults; requests are frozen, so one object serves all.
-        self._plain = msgspec.convert({}, operation.request) if not operation.in_body else None
+        self._has_path_params = "{" in operation.path
+        # For every GET without a query. Requests are frozen, so all such calls share one object.
+        self._default_request = msgspec.convert({}, operation.request) if not operation.in_body else None
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         credential = credential_of(scope)
@@ -139,12 +137,12 @@ class OperationEndpoint(Endpoint, Generic[R]):
             found = send.take_whole_body(self._body_bytes_max) if isinstance(send, HttpExchange) else None
             body = await read_body(scope, receive, self._body_bytes_max) if found is None else found
             if found is None and caller.tenant is not None:
-                self._services.tenancy.check_still(caller)
-            elif found is None and not self._identity_auth.still(caller):
+                self._services.tenancy.check_valid(caller)
+            elif found is None and not self._identity_auth.is_valid(caller):
                 raise await audit_refused_caller(self._identity_auth, scope, credential, self._services.tenancy)
         request = self._request(scope, body)
         if request.ids and has_short_id(request):
-            request = await spell_ids(self._services, caller, request)
+            request = await expand_ids(self._services, caller, request)
         if self._operation.wait is not None and getattr(request, "wait_ms", None):
             answer = await self._wait(caller, request, scope, receive, send)
         else:
@@ -153,7 +151,7 @@ class OperationEndpoint(Endpoint, Generic[R]):
 
     def _tenant(self, credential: bytes | None) -> Principal | None:
         """The tenant of this credential, with one request of its rate spent."""
-        token = bearer_of(credential) if credential is not None else None
+        token = token_in(credential) if credential is not None else None
         found = self._services.tenancy.recognise(token) if token is not None else None
         if found is None or self._limiter is None:
             return None
@@ -167,11 +165,11 @@ class OperationEndpoint(Endpoint, Generic[R]):
             request = decode(self._decoder, body if body.strip() else b"{}")
             if request.strict and body.strip():
                 check_fields(body, self._operation.request)
-        elif self._plain is not None and not scope["query_string"]:
-            request = self._plain
+        elif self._default_request is not None and not scope["query_string"]:
+            request = self._default_request
         else:
             request = decode_query(self._operation.request, scope["query_string"])
-        if self._in_path:
+        if self._has_path_params:
             return msgspec.structs.replace(request, **scope["path_params"])
         return request
 
@@ -179,7 +177,7 @@ class OperationEndpoint(Endpoint, Generic[R]):
         wait = self._operation.wait
         assert wait is not None
         if isinstance(send, HttpExchange) and not send.body_complete:
-            # A caller that leaves is noticed only once the whole request has been read.
+            # While a part of the request is unread, the server does not notice that the caller leaves.
             await read_body(scope, receive, self._body_bytes_max)
         with self._waits.pause(caller) as pause, OnDisconnect(send, receive, pause.leave):
             return await wait(self._services, caller, request, pause)
@@ -197,7 +195,7 @@ class TenantCall:
 
     @property
     def path(self) -> Mapping[str, str]:
-        """The parts of the path that the route names."""
+        """The parameters in the path, by their names in the route."""
         path_params: Mapping[str, str] = self.scope["path_params"]
         return path_params
 
@@ -221,7 +219,14 @@ class TenantEndpoint(Endpoint):
     """A route for the token of a tenant, within its limits: an answer in JSON, or a stream of events."""
 
     def __init__(
-        self, route: Described, run: Run | Follow, auth: TenantAuth, meter: Meter, style: Style, *, body_bytes_max: int
+        self,
+        route: DescribedRoute,
+        run: Run | Follow,
+        auth: TenantAuth,
+        meter: Meter,
+        style: Style,
+        *,
+        body_bytes_max: int,
     ) -> None:
         super().__init__(route.name, style, meter)
         self._streams = route.streams
@@ -232,11 +237,11 @@ class TenantEndpoint(Endpoint):
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         caller = await self._auth.enter(scope)
         limiter = self._auth.limiter
-        with limiter.connected(caller), limiter.streaming(caller) if self._streams else _NO_PLACE:
+        with limiter.connected(caller), limiter.streaming(caller) if self._streams else _NO_LIMIT:
             found = send.take_whole_body(self._body_bytes_max) if isinstance(send, HttpExchange) else None
             body = await read_body(scope, receive, self._body_bytes_max) if found is None else found
             if found is None:
-                self._auth.tenancy.check_still(caller)
+                self._auth.tenancy.check_valid(caller)
             request = TenantCall(caller, scope, body)
             if not self._streams:
                 status, answer = await self._run(request)
@@ -259,7 +264,7 @@ async def serve_stream(
     receive: Receive,
     send: Send,
 ) -> None:
-    """Serves a stream as `write` formats it. A caller that leaves, or a token's end, ends the stream, not the task."""
+    """Serves a stream, which `write` formats. If the caller leaves or its token ends, the stream ends, not the task."""
     try:
         with (
             stream,
@@ -290,7 +295,7 @@ class MethodRouter:
 
 
 def described_routes(
-    described: Iterable[Described], calls: Mapping[str, ASGIApp], style: Style | None = None
+    described: Iterable[DescribedRoute], calls: Mapping[str, ASGIApp], style: Style | None = None
 ) -> list[BaseRoute]:
     """The routes of these descriptions, each with the callable that answers it, by name."""
     paths: dict[str, dict[str, ASGIApp]] = {}

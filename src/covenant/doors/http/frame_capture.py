@@ -1,6 +1,6 @@
 """Captures requests and answers of the doors that tasks come through, for the frame log.
 
-Only a daemon that keeps frames uses this: otherwise the server makes plain exchanges, and nothing here runs.
+A daemon that keeps no frames makes plain exchanges, and runs nothing of this module.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ DOORS: Final = (
     ("/a2a/", "mailbox"),
 )
 """The doors where tasks are sent, worked on and read, by the beginning of a path. The simple door counts as mailbox."""
-LOOKS: Final = ("/show", "/tree", "/log", "/frames", "/recent", "/counts", "/queue", "/events")
-"""Endings of paths by which an operator only looks at tasks."""
+READ_ENDINGS: Final = ("/show", "/tree", "/log", "/frames", "/recent", "/counts", "/queue", "/events")
+"""Endings of paths by which an operator only reads tasks: their frames are not captured."""
 
 
 def door_of(path: str, method: str) -> str | None:
+    """The name of the captured door that this request is for; None if it is not captured."""
     door = next((name for prefix, name in DOORS if path.startswith(prefix)), None)
-    if door == "mailbox" and (path.endswith(LOOKS) or (path == "/a2a/tasks" and method == "GET")):
+    if door == "mailbox" and (path.endswith(READ_ENDINGS) or (path == "/a2a/tasks" and method == "GET")):
         return None
     return door
 
@@ -51,8 +52,8 @@ class CapturedExchange(HttpExchange):
     ) -> None:
         super().__init__(connection, scope, keep_alive, expects)
         self._log = log
-        what = f"{scope['method']} {scope['path']}"
-        self._call: CapturedCall | None = CapturedCall(log.now_ms(), "in", door, what, _read(scope["headers"]))
+        title = f"{scope['method']} {scope['path']}"
+        self._call: CapturedCall | None = CapturedCall(log.now_ms(), "in", door, title, _decode(scope["headers"]))
 
     def take_body(self, data: bytes) -> None:
         if self._call is not None:
@@ -86,16 +87,16 @@ class CapturedExchange(HttpExchange):
     def _note_head(self, status: int, headers: Iterable[Header]) -> None:
         call = self._call
         if call is not None:
-            call.status, call.answer_headers, call.answered_ms = status, _read(headers), self._log.now_ms()
+            call.status, call.answer_headers, call.answered_ms = status, _decode(headers), self._log.now_ms()
 
     def _offer(self) -> None:
-        """Offers the call to the frame log, once, whether it was answered or the client left."""
+        """Offers the call to the frame log once, after the answer or after the client has left."""
         call, self._call = self._call, None
         if call is not None:
             self._log.offer(call)
 
 
-def _read(headers: Iterable[Header]) -> dict[str, str]:
+def _decode(headers: Iterable[Header]) -> dict[str, str]:
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
 
 

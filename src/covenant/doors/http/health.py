@@ -1,4 +1,4 @@
-"""Health, readiness, metrics and the protocol's version. None of it needs a token, unless a setting asks for one.
+"""Health, readiness, metrics and the protocol's version. No token is needed, except for metrics if a setting has one.
 
 No answer names a task, and only callers with a token see agents' names. The metrics are made at most once a second,
 however many ask for them.
@@ -17,7 +17,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
-from covenant.doors.http.bearer_auth import bearer
+from covenant.doors.http.bearer_auth import bearer_token
 from covenant.doors.http.responses import TRANSPORT, Problem
 from covenant.doors.metrics import PeerNumbers
 from covenant.doors.operator_api.operation import ApiContext, encode
@@ -31,18 +31,19 @@ from covenant.model.peers.usage_by_day import COUNTED, day_of
 COUNTS_TIMEOUT_S: Final = 2.0
 ARCHIVE_LAG_MAX: Final = 100_000
 METRICS_KEPT_S: Final = 1.0
-"""The greatest age of metrics that are sent again."""
+"""Metrics of at most this age are sent again."""
 _CHALLENGE: Final = {"www-authenticate": "Bearer", "cache-control": "no-store"}
 QUEUES_LABELLED_MAX: Final = 50
 """The most recipients with a label of their own."""
-PEERS_TOLD_MAX: Final = 50
+PEERS_LABELLED_MAX: Final = 50
+"""The most peers with a label of their own; the others are counted together."""
 OTHERS: Final = "others"
 ALIVE_PATHS: Final = ("/healthz", "/health")
-"""Answered however many connections there are."""
+"""The paths that are answered even when the server is full."""
 
 
 class Health:
-    """`metrics_token`: the token that the metrics need; empty: none.
+    """`metrics_token`: the token that reading the metrics needs; empty: none.
 
     `notices` returns problems that an operator should look at although work continues.
     """
@@ -52,8 +53,8 @@ class Health:
     ) -> None:
         self._notices = notices
         self._metrics_token = metrics_token.encode()
-        self._numbers: asyncio.Task[bytes | None] | None = None
-        self._numbers_at_s = 0.0
+        self._text_task: asyncio.Task[bytes | None] | None = None
+        self._text_task_at_s = 0.0
         self._ledger = api.services.ledger
         self._waits = api.waits
         self._intake = api.services.intake
@@ -78,8 +79,8 @@ class Health:
         if (lag := counts.behind) > ARCHIVE_LAG_MAX:
             reasons.append(f"the archive is {lag} records behind")
         if reasons:
-            return _unready([*reasons, *_of_archive(counts)])
-        reasons = [*_of_archive(counts), *self._notices()]
+            return _unready([*reasons, *_archive_problems(counts)])
+        reasons = [*_archive_problems(counts), *self._notices()]
         answer: dict[str, Any] = {"status": "degraded" if reasons else "ready", "reasons": reasons}
         if paused_ms := self._ledger.clock.paused_ms_left:
             # Work continues; only actions that depend on an age wait.
@@ -87,7 +88,7 @@ class Health:
         return json_response(answer)
 
     async def metrics(self, request: Request) -> Response:
-        token = bearer(request.scope) or ""
+        token = bearer_token(request.scope) or ""
         if self._metrics_token and not hmac.compare_digest(token.encode("latin-1"), self._metrics_token):
             self._meter.refused(TRANSPORT, "unauthenticated")
             refused = Problem(error="missing or invalid bearer token", code="unauthenticated")
@@ -100,11 +101,11 @@ class Health:
     def _text(self) -> asyncio.Task[bytes | None]:
         """The metrics as text, made at most once a second and shared by all callers."""
         now_s = asyncio.get_running_loop().time()
-        making = self._numbers
-        if making is None or (making.done() and (now_s - self._numbers_at_s >= METRICS_KEPT_S or _failed(making))):
-            making = self._numbers = asyncio.create_task(self._make_text())
-            self._numbers_at_s = now_s
-        return making
+        task = self._text_task
+        if task is None or (task.done() and (now_s - self._text_task_at_s >= METRICS_KEPT_S or _failed(task))):
+            task = self._text_task = asyncio.create_task(self._make_text())
+            self._text_task_at_s = now_s
+        return task
 
     async def _make_text(self) -> bytes | None:
         counts = await self._counts()
@@ -112,7 +113,7 @@ class Health:
             return None
         queues = await self._queues() if self._metrics_token else ()
         peers = await self._peers() if self._metrics_token else ()
-        # Formatting a few thousand lines takes milliseconds, in which the event loop would serve nobody.
+        # In a thread: formatting a few thousand lines would hold the event loop for milliseconds.
         numbers = self._meter.read(counts, queues, peers, models=bool(self._metrics_token))
         return await asyncio.to_thread(numbers.text)
 
@@ -135,14 +136,14 @@ class Health:
         for each in found:
             offers[each.peer] += each.offers
         known = {peer.id: peer.name for peer in self._ledger.peers()}
-        named = {peer: known.get(peer, peer) for peer, _ in offers.most_common(PEERS_TOLD_MAX)}
+        named = {peer: known.get(peer, peer) for peer, _ in offers.most_common(PEERS_LABELLED_MAX)}
         sums: dict[tuple[str, str], Counter[str]] = {}
         for each in found:
-            of = sums.setdefault((named.get(each.peer, OTHERS), each.role.value), Counter())
-            of.update({name: getattr(each, name) for name in COUNTED})
+            totals = sums.setdefault((named.get(each.peer, OTHERS), each.role.value), Counter())
+            totals.update({name: getattr(each, name) for name in COUNTED})
         return [
-            PeerNumbers(peer, role, {name: of[name] for name in COUNTED if name != "tokens"}, of["tokens"])
-            for (peer, role), of in sums.items()
+            PeerNumbers(peer, role, {name: totals[name] for name in COUNTED if name != "tokens"}, totals["tokens"])
+            for (peer, role), totals in sums.items()
         ]
 
     async def version(self, _: Request) -> Response:
@@ -159,7 +160,7 @@ def _unready(reasons: list[str], *, status: str = "unready") -> Response:
     return json_response({"status": status, "reasons": reasons}, 503)
 
 
-def _of_archive(counts: Counts) -> list[str]:
+def _archive_problems(counts: Counts) -> list[str]:
     """Problems of the archive that do not stop the daemon."""
     reasons = []
     if counts.history_failure is not None:
@@ -169,9 +170,9 @@ def _of_archive(counts: Counts) -> list[str]:
     return reasons
 
 
-def _failed(making: asyncio.Task[bytes | None]) -> bool:
-    """Whether the text could not be made: then the next caller has it made again."""
-    return making.cancelled() or making.exception() is not None or making.result() is None
+def _failed(task: asyncio.Task[bytes | None]) -> bool:
+    """Whether the text could not be made, so that the next request makes it again."""
+    return task.cancelled() or task.exception() is not None or task.result() is None
 
 
 def json_response(value: Any, status: int = 200) -> Response:

@@ -1,7 +1,7 @@
 """The host names that a request may use for this daemon, and the web pages that it may come from.
 
 A web page whose name was rebound to a loopback address can reach a local daemon, but its requests still have the page's
-own name in `Host`. Requests without the header come from no browser.
+own name in `Host`. A request without `Host` is allowed: every browser sends it.
 """
 
 from __future__ import annotations
@@ -13,18 +13,21 @@ from typing import Final
 
 from starlette.types import Scope
 
+from covenant.doors.http.responses import send_answer
 from covenant.doors.http.server.http_exchange import Header, HttpExchange
 
 PREFLIGHT_AGE_S: Final = 600
 
-_SENT: Final = b"Authorization, Content-Type, A2A-Version, A2A-Extensions, Idempotency-Key, Last-Event-ID, Traceparent"
-_READ: Final = b"ETag, Retry-After, WWW-Authenticate"
-ANY: Final = "*"
+_CORS_REQUEST_HEADERS: Final = (
+    b"Authorization, Content-Type, A2A-Version, A2A-Extensions, Idempotency-Key, Last-Event-ID, Traceparent"
+)
+_CORS_RESPONSE_HEADERS: Final = b"ETag, Retry-After, WWW-Authenticate"
+ANY_HOST: Final = "*"
 LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
-_JUDGED_MAX: Final = 1_024
-_HOST = re.compile(r"(?:[A-Za-z0-9._\-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?").fullmatch
-_FORWARDED: Final = (b"x-forwarded-", b"forwarded", b"via", b"x-real-ip", b"x-client-ip", b"true-client-ip", b"cf-")
-"""Beginnings of proxies' headers: a request with one comes through a proxy, wherever that is."""
+_DECISIONS_MAX: Final = 1_024
+_match_host = re.compile(r"(?:[A-Za-z0-9._\-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?").fullmatch
+_PROXY_HEADERS: Final = (b"x-forwarded-", b"forwarded", b"via", b"x-real-ip", b"x-client-ip", b"true-client-ip", b"cf-")
+"""Beginnings of headers that proxies add: a request with one of them came through a proxy."""
 
 
 class AllowedOrigins:
@@ -42,7 +45,7 @@ class AllowedOrigins:
                 return origin if origin.lower() in self._allowed else None
         return None
 
-    def foreign(self, scope: Scope) -> bool:
+    def is_foreign_page(self, scope: Scope) -> bool:
         """Whether the request comes from a web page that is neither this daemon's own nor of an allowed origin."""
         headers: dict[bytes, bytes] = dict(scope["headers"])
         origin = headers.get(b"origin")
@@ -52,14 +55,13 @@ class AllowedOrigins:
 
 
 async def reply_preflight(exchange: HttpExchange) -> None:
-    """Answers with the methods and headers that a page may use. `cors_headers` name the page's origin."""
-    headers = [
+    """Answers with the methods and headers that a page may use. The caller adds `cors_headers` to the answer."""
+    headers: list[Header] = [
         (b"access-control-allow-methods", b"GET, POST, PATCH, DELETE, OPTIONS"),
-        (b"access-control-allow-headers", _SENT),
+        (b"access-control-allow-headers", _CORS_REQUEST_HEADERS),
         (b"access-control-max-age", b"%d" % PREFLIGHT_AGE_S),
     ]
-    await exchange({"type": "http.response.start", "status": 204, "headers": headers})
-    await exchange({"type": "http.response.body", "body": b""})
+    await send_answer(exchange, 204, headers)
 
 
 def cors_headers(origin: bytes) -> tuple[Header, ...]:
@@ -67,7 +69,7 @@ def cors_headers(origin: bytes) -> tuple[Header, ...]:
     return (
         (b"access-control-allow-origin", origin),
         (b"access-control-allow-credentials", b"true"),
-        (b"access-control-expose-headers", _READ),
+        (b"access-control-expose-headers", _CORS_RESPONSE_HEADERS),
         (b"vary", b"Origin"),
     )
 
@@ -77,24 +79,24 @@ class AllowedHosts:
 
     def __init__(self, allowed: Iterable[str]) -> None:
         self._allowed = frozenset(name.lower() for name in allowed)
-        self._any = ANY in self._allowed
-        self.judged: dict[bytes, bool] = {}
-        """For each value of `Host`: whether it is allowed. Most requests repeat an earlier one."""
+        self._any_host = ANY_HOST in self._allowed
+        self.decisions: dict[bytes, bool] = {}
+        """Whether each value of `Host` that came before is allowed."""
 
     def allows(self, scope: Scope) -> bool:
-        if self._any:
+        if self._any_host:
             return True
         for name, value in scope["headers"]:
             if name == b"host":
-                known = self.judged.get(value)
-                return self._judge(value) if known is None else known
+                known = self.decisions.get(value)
+                return self._decide(value) if known is None else known
         return True
 
-    def _judge(self, value: bytes) -> bool:
+    def _decide(self, value: bytes) -> bool:
         host = without_port(value.decode("latin-1").strip().lower())
         allowed = host in self._allowed
-        if len(self.judged) < _JUDGED_MAX and len(value) < 300:
-            self.judged[value] = allowed
+        if len(self.decisions) < _DECISIONS_MAX and len(value) < 300:
+            self.decisions[value] = allowed
         return allowed
 
 
@@ -126,13 +128,13 @@ class BaseUrl:
         if self._trusted and self._trusts(scope):
             scheme = _nearest(headers.get(b"x-forwarded-proto"), scheme).lower()
             host = _nearest(headers.get(b"x-forwarded-host"), host)
-        if _HOST(host) is None:
-            host = _listening(scope)
+        if _match_host(host) is None:
+            host = _listening_host(scope)
         return f"{scheme if scheme in ('http', 'https') else 'http'}://{host}"
 
     def _trusts(self, scope: Scope) -> bool:
         try:
-            address: IPv4Address | IPv6Address = ip_address(peer_of(scope) or "")
+            address: IPv4Address | IPv6Address = ip_address(peer_address(scope) or "")
         except ValueError:
             return False
         if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
@@ -140,7 +142,7 @@ class BaseUrl:
         return any(address in network for network in self._trusted)
 
 
-def peer_of(scope: Scope) -> str | None:
+def peer_address(scope: Scope) -> str | None:
     client = scope.get("client")
     return client[0] if client else None
 
@@ -148,7 +150,7 @@ def peer_of(scope: Scope) -> str | None:
 def forwarded(scope: Scope) -> bool:
     """Whether a proxy stands between the caller and us, by its headers or by a `Host` that is not this machine."""
     return any(
-        name.startswith(_FORWARDED) or (name == b"host" and not _names_this_machine(value))
+        name.startswith(_PROXY_HEADERS) or (name == b"host" and not _names_this_machine(value))
         for name, value in scope["headers"]
     )
 
@@ -168,7 +170,7 @@ def _nearest(values: bytes | None, otherwise: str) -> str:
     return (values or b"").rpartition(b",")[2].decode("latin-1").strip() or otherwise
 
 
-def _listening(scope: Scope) -> str:
+def _listening_host(scope: Scope) -> str:
     server = scope.get("server")
     if not server or not server[1]:
         return "localhost"

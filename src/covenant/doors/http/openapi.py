@@ -40,7 +40,7 @@ table { border-collapse: collapse; } td { padding: .1rem 1rem .1rem 0; vertical-
 
 
 class Page(NamedTuple):
-    """A route for operators and their tools: no token, no operation."""
+    """A route for operators and their tools, without a token, and beside the table of operations."""
 
     path: str
     summary: str
@@ -48,7 +48,7 @@ class Page(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class DescribedRoute:
     """A route as the document describes it: by default with a bearer token, in JSON."""
 
     method: str
@@ -64,54 +64,54 @@ class Described:
     token: bool = True
     streams: bool = False
     refusal: type[msgspec.Struct] | None = None
-    """The type of its refusals, if it differs from its neighbours'."""
+    """The type of the route's refusals, if it is not the usual one of its path."""
     media_type: str = "application/json"
-    """The media type of the answer: any other than JSON is bytes, whatever `answer` says."""
-    same_at: int | None = None
-    """A second status that has the answer's shape."""
+    """The media type of the answer. Any other than JSON is described as bytes, and `answer` does not count."""
+    second_status: int | None = None
+    """A second status whose body has the type of the answer."""
 
     @classmethod
-    def operation(cls, row: AnyApiOperation) -> Described:
+    def operation(cls, row: AnyApiOperation) -> DescribedRoute:
         request, query = (row.request, None) if row.in_body else (None, row.request)
         needed = any(field.required for field in msgspec.structs.fields(row.request))
         return cls(row.method, row.path, row.kind, row.summary, row.answer, request, query, row.status, needed)
 
 
 def route(
-    method: str, path: str, summary: str, *, events: type[msgspec.Struct] | None = None, **more: Any
+    method: str, path: str, summary: str, *, events: type[msgspec.Struct] | None = None, **fields: Any
 ) -> Callable[[F], F]:
     """Describes the method of a door that answers this route.
 
-    The method returns a status and the answer; or a stream, whose events have the type `events`. `more` are other
-    fields of `Described`.
+    The method returns a status and the answer; or a stream, whose events have the type `events`. `fields` are other
+    fields of `DescribedRoute`.
     """
 
     def describe(run: F) -> F:
         answer = events or get_args(get_type_hints(run)["return"])[1]
-        described = Described(method, path, run.__name__, summary, answer, streams=events is not None, **more)
+        described = DescribedRoute(method, path, run.__name__, summary, answer, streams=events is not None, **fields)
         run.described = described  # type: ignore[attr-defined]  # read by `routes_of`
         return run
 
     return describe
 
 
-def routes_of(door: type) -> tuple[Described, ...]:
+def routes_of(door: type) -> tuple[DescribedRoute, ...]:
     """The routes that the methods of a door answer, in their order."""
     return tuple(run.described for run in vars(door).values() if hasattr(run, "described"))
 
 
 def document(
-    operations: Sequence[AnyApiOperation], pages: Sequence[Page], version: str, described: Sequence[Described] = ()
+    operations: Sequence[AnyApiOperation], pages: Sequence[Page], version: str, described: Sequence[DescribedRoute] = ()
 ) -> dict[str, Any]:
-    routes = [*described, *map(Described.operation, operations)]
+    routes = [*described, *map(DescribedRoute.operation, operations)]
     schemas = _schemas(routes)
     paths: dict[str, dict[str, Any]] = {}
     for each in routes:
         paths.setdefault(each.path, {})[each.method.lower()] = _route(each, schemas)
     for page in pages:
         paths.setdefault(page.path, {})["get"] = _page(page)
-    for only_in_query in {each.query for each in routes if each.query} - {each.request for each in routes}:
-        del schemas[only_in_query.__name__]
+    for query_type in {each.query for each in routes if each.query} - {each.request for each in routes}:
+        del schemas[query_type.__name__]
     return {
         "openapi": "3.1.0",
         "info": {
@@ -132,7 +132,7 @@ def document(
     }
 
 
-def _schemas(routes: Sequence[Described]) -> dict[str, Any]:
+def _schemas(routes: Sequence[DescribedRoute]) -> dict[str, Any]:
     types: set[type[msgspec.Struct]] = {ErrorAnswer, Problem}
     for each in routes:
         types |= {kind for kind in (each.request, each.answer, each.query, each.refusal) if kind is not None}
@@ -140,7 +140,7 @@ def _schemas(routes: Sequence[Described]) -> dict[str, Any]:
     return msgspec.json.schema_components(ordered, ref_template=_REF)[1]
 
 
-def _route(route: Described, schemas: dict[str, Any]) -> dict[str, Any]:
+def _route(route: DescribedRoute, schemas: dict[str, Any]) -> dict[str, Any]:
     in_path = re.findall(r"\{(\w+)\}", route.path)
     shape = route.request or route.query
     schema = schemas[shape.__name__] if shape is not None else {}
@@ -156,21 +156,21 @@ def _route(route: Described, schemas: dict[str, Any]) -> dict[str, Any]:
     }
     if route.query is not None:
         named = schema["properties"].items()
-        described["parameters"] += [_parameter("query", name, _without_null(given)) for name, given in named]
+        described["parameters"] += [_parameter("query", name, _without_null(field)) for name, field in named]
     if route.request is not None:
         content = _json(route.summary, route.request)["content"]
         described["requestBody"] = {"required": route.body_required, "content": content}
     return described
 
 
-def _responses(route: Described) -> dict[str, Any]:
+def _responses(route: DescribedRoute) -> dict[str, Any]:
     if route.refusal is not None:
         refusals = {status: _json(text, route.refusal) for status, text in _STATUSES.items()}
     else:
         prefix = "v1." if style_of(route.path) is PROBLEM else ""
         refusals = {status: {"$ref": f"#/components/responses/{prefix}{status}"} for status in _STATUSES}
-    if route.same_at is not None:
-        refusals[str(route.same_at)] = _json(_STATUSES[str(route.same_at)], route.answer)
+    if route.second_status is not None:
+        refusals[str(route.second_status)] = _json(_STATUSES[str(route.second_status)], route.answer)
     if route.media_type != "application/json":
         return {str(route.status): {"description": "Done", "content": {route.media_type: {}}}, **refusals}
     media_type = "text/event-stream" if route.streams else "application/json"
@@ -186,11 +186,11 @@ def _parameter(place: str, name: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema without `null`: a query leaves the field out instead."""
+    """The schema without `null`: a query leaves such a field out."""
     alternatives: Iterable[dict[str, Any]] = schema.get("anyOf", ())
-    given = [alternative for alternative in alternatives if alternative.get("type") != "null"]
-    if len(given) == 1:
-        return given[0]
+    not_null = [alternative for alternative in alternatives if alternative.get("type") != "null"]
+    if len(not_null) == 1:
+        return not_null[0]
     return {name: value for name, value in schema.items() if name != "default"}
 
 
@@ -215,7 +215,7 @@ class ReferenceForms(NamedTuple):
 
 
 class Reference:
-    """The document as JSON and as a page. They are made in a thread on first use, so that no start waits for them."""
+    """The document as JSON and as a page. Both are made in a thread on first use, so that no start waits for them."""
 
     def __init__(self, make: Callable[[], dict[str, Any]]) -> None:
         self._make = make
@@ -260,9 +260,9 @@ def _html_lines(document: dict[str, Any]) -> Iterator[str]:
 def _html_operation(method: str, path: str, operation: dict[str, Any]) -> str:
     token = "" if operation["security"] else " <small>(no token)</small>"
     rows = "".join(
-        f"<tr><td><code>{escape(given['name'])}</code></td><td>{given['in']}</td>"
-        f"<td><code>{escape(json.dumps(given['schema']))}</code></td></tr>"
-        for given in operation.get("parameters", ())
+        f"<tr><td><code>{escape(parameter['name'])}</code></td><td>{parameter['in']}</td>"
+        f"<td><code>{escape(json.dumps(parameter['schema']))}</code></td></tr>"
+        for parameter in operation.get("parameters", ())
     )
     parts = [f"<table>{rows}</table>" if rows else ""]
     if "requestBody" in operation:

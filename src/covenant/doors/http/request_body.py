@@ -22,7 +22,7 @@ ADDRESS_SHARE: Final = 4
 """One address may use at most 1/ADDRESS_SHARE of the pool."""
 RETRY_MS: Final = 1_000
 WAIT_S: Final = 5.0
-"""How long to wait for bytes that others hold."""
+"""How long a message waits for bytes of the pool."""
 T = TypeVar("T")
 
 
@@ -101,22 +101,22 @@ class AnonymousPool:
         self._body_s = body_ms / 1000
         self.used = 0
         self._by_address: dict[str, int] = {}
-        """An address that holds nothing is not in it."""
+        """The bytes that each address holds. An address that holds nothing has no entry."""
         self._waiting: set[asyncio.Event] = set()
 
     @contextmanager
     def lease(self, address: str) -> Iterator[Take]:
-        """A context; all bytes taken in it go back at its end."""
+        """A context whose `Take` takes bytes out of the pool. They go back at the end of the context."""
         held = 0
 
         def take(size: int) -> None:
             nonlocal held
-            mine = self._by_address.get(address, 0)
-            if self.used + size > self._bytes_max or mine + size > self.share:
+            of_address = self._by_address.get(address, 0)
+            if self.used + size > self._bytes_max or of_address + size > self.share:
                 raise _busy()
             held += size
             self.used += size
-            self._by_address[address] = mine + size
+            self._by_address[address] = of_address + size
 
         try:
             yield take
@@ -125,14 +125,14 @@ class AnonymousPool:
 
     def _give_back(self, address: str, size: int) -> None:
         self.used -= size
-        left = self._by_address.pop(address, 0) - size
-        if left > 0:
-            self._by_address[address] = left
+        remaining = self._by_address.pop(address, 0) - size
+        if remaining > 0:
+            self._by_address[address] = remaining
         for waiting in self._waiting:
             waiting.set()
 
     async def take_when_free(self, take: Take, size: int) -> None:
-        """Waits for free bytes, for messages of unknown length: most are short, and hold their bytes only briefly."""
+        """Waits for free bytes: other messages hold theirs only briefly. For messages of unknown length."""
         woken = asyncio.Event()
         self._waiting.add(woken)
         try:

@@ -11,22 +11,18 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from starlette.types import Scope, Send
 
-from covenant.doors.http.server.http_exchange import HttpExchange
-from covenant.doors.http.server.http_refusals import method_not_allowed
+from covenant.doors.http.server.http_exchange import Header, HttpExchange
+from covenant.doors.http.server.http_refusals import JSON, method_not_allowed
 from covenant.doors.operator_api.operation import encode, error_of
 from covenant.exchange.access.tenants import REASONS
 from covenant.model.errors import Conflict, Refusal, Unauthenticated
-
-Header = tuple[bytes, bytes]
 
 TRANSPORT: Final = "http"
 """The name of this transport in metrics and in the audit."""
 MCP_PATH: Final = "/mcp"
 
-JSON: Final[Header] = (b"content-type", b"application/json")
 NO_STORE: Final[Header] = (b"cache-control", b"no-store")
 _CHALLENGE: Final[Header] = (b"www-authenticate", b"Bearer")
-CLOSE: Final[Header] = (b"connection", b"close")
 
 # For refusals without a time of their own.
 _RETRY_AFTER_MS: Final = {429: 1_000, 503: 5_000}
@@ -39,15 +35,20 @@ async def reply(
     body: bytes,
     headers: Sequence[Header] = (),
     *,
-    kind: Header = JSON,
-    store: Header = NO_STORE,
+    content_type: Header = JSON,
+    cache_control: Header = NO_STORE,
 ) -> None:
     if isinstance(send, HttpExchange):
-        send.answer(status, (kind, store, *headers), body)
+        send.answer(status, (content_type, cache_control, *headers), body)
         return
     # Another ASGI server's `send`, or a wrapped one.
     length = (b"content-length", b"%d" % len(body))
-    await send({"type": "http.response.start", "status": status, "headers": [kind, store, length, *headers]})
+    await send_answer(send, status, [content_type, cache_control, length, *headers], body)
+
+
+async def send_answer(send: Send, status: int, headers: list[Header], body: bytes = b"") -> None:
+    """Sends a whole answer with exactly these headers. They are not cached, so they may hold a secret."""
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 
@@ -79,12 +80,11 @@ class AlreadyExists(Conflict):
 
 
 def problem_body(refusal: Refusal) -> bytes:
-    waits_ms = refusal.retry_after_ms or _RETRY_AFTER_MS.get(refusal.status)
     problem = Problem(
         error=refusal.message,
         code=refusal.code,
         reason=refusal.code if refusal.code in REASONS else None,
-        retry_after_seconds=_seconds(waits_ms) if waits_ms is not None else None,
+        retry_after_seconds=_retry_after_s(refusal),
         existing=refusal.existing if isinstance(refusal, AlreadyExists) else None,
     )
     return msgspec.json.encode(problem)
@@ -120,14 +120,14 @@ def refusal_form(style: Style, refusal: Refusal) -> tuple[tuple[Header, ...], by
 def refusal_headers(refusal: Refusal) -> list[Header]:
     if isinstance(refusal, Unauthenticated):
         return [_CHALLENGE]
+    retry_after_s = _retry_after_s(refusal)
+    return [] if retry_after_s is None else [(b"retry-after", b"%d" % retry_after_s)]
+
+
+def _retry_after_s(refusal: Refusal) -> int | None:
+    """When to try again, in whole seconds; None if the refusal has no such time."""
     retry_after_ms = refusal.retry_after_ms or _RETRY_AFTER_MS.get(refusal.status)
-    if retry_after_ms is None:
-        return []
-    return [(b"retry-after", b"%d" % _seconds(retry_after_ms))]
-
-
-def _seconds(ms: int) -> int:
-    return max(1, -(-ms // 1000))
+    return None if retry_after_ms is None else max(1, -(-retry_after_ms // 1000))
 
 
 class Document(NamedTuple):
@@ -141,40 +141,39 @@ class Document(NamedTuple):
 
 
 async def reply_document(scope: Scope, send: Send, document: Document) -> None:
-    tag = b'"%s"' % hashlib.sha256(document.body).hexdigest()[:32].encode()
+    etag = b'"%s"' % hashlib.sha256(document.body).hexdigest()[:32].encode()
     modified_s = document.modified_ms // 1000
     headers: list[Header] = [
-        (b"etag", tag),
+        (b"etag", etag),
         (b"last-modified", formatdate(modified_s, usegmt=True).encode()),
         (b"cache-control", b"%s, max-age=%d" % (b"public" if document.public else b"private", MAX_AGE_S)),
     ]
     if document.varies:
         headers.append((b"vary", ", ".join(document.varies).encode()))
-    if _is_current(scope, tag, modified_s):
-        await _send(send, 304, headers, b"")
+    if _is_current(scope, etag, modified_s):
+        await send_answer(send, 304, headers)
         return
     headers += [(b"content-type", document.content_type), (b"content-length", b"%d" % len(document.body))]
-    await _send(send, 200, headers, b"" if scope["method"] == "HEAD" else document.body)
+    await send_answer(send, 200, headers, b"" if scope["method"] == "HEAD" else document.body)
 
 
-async def _send(send: Send, status: int, headers: list[Header], body: bytes) -> None:
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
-
-
-def _is_current(scope: Scope, tag: bytes, modified_s: int) -> bool:
-    """By RFC 9110, tags are compared weakly, and with tags the date does not count."""
+def _is_current(scope: Scope, etag: bytes, modified_s: int) -> bool:
+    """Whether the caller has the document already. By RFC 9110, the date does not count beside tags."""
     since = None
     for name, value in scope["headers"]:
         if name == b"if-none-match":
-            tags = [one.strip().removeprefix(b"W/") for one in value.split(b",")]
-            return tag in tags or tags == [b"*"]
+            return names_etag(value, etag)
         if name == b"if-modified-since":
-            since = _date(value.decode("latin-1"))
+            since = _parse_date(value.decode("latin-1"))
     return since is not None and modified_s <= since.timestamp()
 
 
-def _date(text: str) -> datetime | None:
+def names_etag(if_none_match: bytes, etag: bytes) -> bool:
+    """Whether `If-None-Match` names this tag or `*`. By RFC 9110, tags are compared weakly."""
+    return any(each.strip().removeprefix(b"W/") in (b"*", etag) for each in if_none_match.split(b","))
+
+
+def _parse_date(text: str) -> datetime | None:
     try:
         found = parsedate_to_datetime(text)
     except ValueError:

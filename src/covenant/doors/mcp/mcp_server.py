@@ -48,7 +48,7 @@ def session_manager(calls: ToolCalls, *, version: str, body_bytes_max: int) -> S
 
 def make_server(run: Run, version: str) -> Server[Any]:
     async def list_tools(_: Any, __: types.PaginatedRequestParams | None) -> types.ListToolsResult:
-        return types.ListToolsResult(tools=[described(tool) for tool in TOOLS])
+        return types.ListToolsResult(tools=[tool_declaration(tool) for tool in TOOLS])
 
     async def call_tool(context: Any, request: types.CallToolRequestParams) -> types.CallToolResult:
         caller: Caller = context.request.scope[CALLER]
@@ -62,14 +62,14 @@ def make_server(run: Run, version: str) -> Server[Any]:
             return _result(ToolAnswer(failed, {"code": "internal"}, failed=True))
         return _result(answer)
 
-    server = _server(version, list_tools, call_tool, get_tool_input_schema=_schema)
+    server = _server(version, list_tools, call_tool, get_tool_input_schema=_input_schema)
     server.add_request_handler("logging/setLevel", types.SetLevelRequestParams, _set_level)
     return server
 
 
 def _server(version: str, list_tools: Any, call_tool: Any, **more: Any) -> Server[Any]:
-    about: dict[str, Any] = {"version": version, "title": "Covenant", "instructions": INSTRUCTIONS}
-    return Server(NAME, **about, on_list_tools=list_tools, on_call_tool=call_tool, **more)
+    fields: dict[str, Any] = {"version": version, "title": "Covenant", "instructions": INSTRUCTIONS}
+    return Server(NAME, **fields, on_list_tools=list_tools, on_call_tool=call_tool, **more)
 
 
 async def _set_level(_: Any, __: types.SetLevelRequestParams) -> types.EmptyResult:
@@ -77,21 +77,21 @@ async def _set_level(_: Any, __: types.SetLevelRequestParams) -> types.EmptyResu
     return types.EmptyResult()
 
 
-def described(tool: ToolRow) -> types.Tool:
+def tool_declaration(tool: ToolRow) -> types.Tool:
     return types.Tool(
         name=tool.name,
         description=tool.description,
         input_schema=tool.schema,
         annotations=types.ToolAnnotations(
-            read_only_hint=tool.reads,
-            destructive_hint=not tool.reads and tool.name == "cancel_task",
-            idempotent_hint=tool.repeats,
+            read_only_hint=tool.read_only,
+            destructive_hint=not tool.read_only and tool.name == "cancel_task",
+            idempotent_hint=tool.idempotent,
             open_world_hint=tool.open_world,
         ),
     )
 
 
-def _schema(name: str) -> Mapping[str, Any] | None:
+def _input_schema(name: str) -> Mapping[str, Any] | None:
     tool = BY_NAME.get(name)
     return tool.schema if tool is not None else None
 
@@ -142,10 +142,10 @@ def _bridge_server(daemon: Callable[[], Client], version: str) -> Server[Any]:
             return await client.list_tools()
 
     async def call_tool(context: Any, request: types.CallToolRequestParams) -> types.CallToolResult:
-        write = progress_of(context)
+        report_message = progress_of(context)
 
         async def report(progress: float, total: float | None, message: str | None) -> None:  # noqa: ARG001  (as called)
-            await write(message or "")
+            await report_message(message or "")
 
         try:
             async with daemon() as client:

@@ -1,17 +1,15 @@
 """Tools for remote agents: read a card, invoke an agent.
 
 An invocation is a task of this exchange. It outlives its caller, and can be found, watched and canceled like any other.
-The trust level of an agent is what is known of it:
+The trust level of an agent follows from what is known about it:
 
-| level       | what is known                                                                       |
-|-------------|-------------------------------------------------------------------------------------| | `untrusted` |
-nothing; no card could be read                                                      | | `low`       | it has a card at
-the address that was given                                         | | `medium`    | and the card is signed, by a key
-from the same origin                               | | `high`      | the operator has named this address in
-`a2a_agents.json`                            | | `verified`  | both
-|
+- `untrusted`: nothing; no card could be read
+- `low`: the agent has a card at the given address
+- `medium`: the card is also signed, by a key from the same origin
+- `high`: the operator has named this address in `a2a_agents.json`
+- `verified`: the address is named, and the card is signed
 
-A failed look-up never raises an agent's trust.
+A look-up that fails never raises the trust level.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ from covenant.model.agent_card import RemoteCard
 from covenant.model.content import Text
 from covenant.model.errors import CovenantError, Forbidden, Invalid, NotFound, Refusal
 from covenant.model.ids import TaskId
-from covenant.model.task import ELSEWHERE, Target
+from covenant.model.task import URL_RECIPIENT, Target
 from covenant.model.task_view import TaskState, TaskView
 from covenant.outbound.call_errors import NoCard, RemoteRefused
 from covenant.outbound.remote.remote_registry import RemoteRegistry
@@ -73,7 +71,7 @@ class RemoteTools:
         except NoCard:
             return ToolAnswer(f"{NOT_FOUND} at {url}", {"found": False, "url": url})
         except CovenantError as error:
-            raise _as_refusal(error) from error
+            raise _refusal_of(error) from error
         return render_card(card)
 
     async def invoke(self, caller: Caller, arguments: InvokeRemoteAgentArguments) -> TaskStream:
@@ -81,20 +79,20 @@ class RemoteTools:
         url = arguments.agent_url
         self._check_address(caller, url)
         card = await self._trusted(caller, url, arguments.min_trust)
-        words = arguments.message
+        text = arguments.message
         if arguments.skill is not None:
             _check_skill(card, arguments.skill)
-            words = f"Use your skill {arguments.skill}.\n\n{words}"
+            text = f"Use your skill {arguments.skill}.\n\n{text}"
         tenant, key = caller.tenant.name, arguments.idempotency_key
-        sender, recipient = self._catalogue.client(tenant), self._catalogue.identity(tenant, ELSEWHERE)
+        sender, recipient = self._catalogue.client(tenant), self._catalogue.identity(tenant, URL_RECIPIENT)
         task_id = TaskId(self._new_id())
         if key is not None:
-            task_id = await self._exchange.ids.find(caller, ELSEWHERE, key, sender=sender, recipient=recipient)
+            task_id = await self._exchange.ids.find(caller, URL_RECIPIENT, key, sender=sender, recipient=recipient)
         task = build_task(
             task_id,
             sender=sender,
             recipient=recipient,
-            parts=(Text(words),),
+            parts=(Text(text),),
             timeout_ms=max(1, int(arguments.timeout_minutes * 60_000)),
             tenant=tenant,
             origin=ORIGIN,
@@ -105,7 +103,7 @@ class RemoteTools:
         return await self._lookup.follow(caller, task_id)
 
     def _check_address(self, caller: Caller, url: str) -> None:
-        """Checks a URL or a name. Only names of `a2a_agents.json` are valid, each for some tenants."""
+        """Checks a URL or a name. A name must be in `a2a_agents.json`, for the caller's tenant."""
         if url.startswith(("http://", "https://")):
             return
         if "://" in url:
@@ -118,20 +116,22 @@ class RemoteTools:
         except NotFound:
             raise _no_address() from None
 
-    async def _trusted(self, caller: Caller, url: str, wanted: Trust) -> RemoteCard | None:
-        """The agent's card, if one was needed to judge its trust."""
-        if wanted == "untrusted":
+    async def _trusted(self, caller: Caller, url: str, required: Trust) -> RemoteCard | None:
+        """The agent's card; None if no trust is required, so that no card is read."""
+        if required == "untrusted":
             return None
-        listed = self._listed(caller.tenant.name, url)
-        card, why = None, ""
+        registered = self._is_registered(caller.tenant.name, url)
+        card, card_error = None, ""
         try:
             card = await self._card_of(url, verify=False)
         except CovenantError as error:
-            why = f"; its card could not be read: {error}"
-        signed = card is not None and _rank(wanted) > _rank("low") and await self._signed(url)
-        level = trust_of(card=card is not None, signed=signed, listed=listed)
-        if _rank(level) < _rank(wanted):
-            raise Forbidden("trust_too_low", f"{url} is {level}, but {wanted} is required{why}; nothing was sent")
+            card_error = f"; its card could not be read: {error}"
+        signed = card is not None and _rank(required) > _rank("low") and await self._signed(url)
+        level = trust_of(card=card is not None, signed=signed, registered=registered)
+        if _rank(level) < _rank(required):
+            raise Forbidden(
+                "trust_too_low", f"{url} is {level}, but {required} is required{card_error}; nothing was sent"
+            )
         return card
 
     async def _signed(self, url: str) -> bool:
@@ -140,16 +140,16 @@ class RemoteTools:
         except CovenantError:
             return False
 
-    def _listed(self, tenant: str, url: str) -> bool:
+    def _is_registered(self, tenant: str, url: str) -> bool:
         if "://" not in url:
             return True
-        return any(_same(self._registry.entry(name).url, url) for name in self._registry.names_of(tenant))
+        return any(_same_url(self._registry.entry(name).url, url) for name in self._registry.names_of(tenant))
 
 
-def trust_of(*, card: bool, signed: bool, listed: bool) -> Trust:
+def trust_of(*, card: bool, signed: bool, registered: bool) -> Trust:
     if not card:
         return "untrusted"
-    if listed:
+    if registered:
         return "verified" if signed else "high"
     return "medium" if signed else "low"
 
@@ -162,8 +162,8 @@ def _rank(level: Trust) -> int:
     return TRUST_LEVELS.index(level)
 
 
-def _same(one: str, other: str) -> bool:
-    return one.rstrip("/") == other.rstrip("/")
+def _same_url(url: str, other_url: str) -> bool:
+    return url.rstrip("/") == other_url.rstrip("/")
 
 
 def _check_skill(card: RemoteCard | None, skill: str) -> None:
@@ -172,7 +172,7 @@ def _check_skill(card: RemoteCard | None, skill: str) -> None:
         raise NotFound("unknown_skill", f"{card.name} has no skill {skill!r}; it has {known}")
 
 
-def _as_refusal(error: CovenantError) -> Refusal:
+def _refusal_of(error: CovenantError) -> Refusal:
     if isinstance(error, Refusal):
         return error
     code = error.code if isinstance(error, RemoteRefused) else getattr(error, "code", "call_failed")
@@ -205,8 +205,8 @@ def _card_lines(card: RemoteCard) -> Iterator[str]:
         yield f"Provider: {provider['organization']}" + (f" ({provider['url']})" if provider.get("url") else "")
     if fields.get("documentationUrl"):
         yield f"Documentation: {fields['documentationUrl']}"
-    yield f"Streaming: {_yes(card.streaming)}"
-    yield f"Push notifications: {_yes(capabilities.get('pushNotifications'))}"
+    yield f"Streaming: {_yes_or_no(card.streaming)}"
+    yield f"Push notifications: {_yes_or_no(capabilities.get('pushNotifications'))}"
     schemes = sorted({each.scheme for each in card.credentials})
     yield f"Authentication: {', '.join(schemes) or 'none'}"
     for name, label in (("defaultInputModes", "Input modes"), ("defaultOutputModes", "Output modes")):
@@ -222,9 +222,9 @@ def _card_lines(card: RemoteCard) -> Iterator[str]:
         yield f"Protocols: {', '.join(dict.fromkeys(f'{each.binding} {each.version}' for each in card.interfaces))}"
 
 
-def _object(given: Any) -> dict[str, Any]:
-    return given if isinstance(given, dict) else {}
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
-def _yes(given: Any) -> str:
-    return "unknown" if given is None else "yes" if given else "no"
+def _yes_or_no(value: Any) -> str:
+    return "unknown" if value is None else "yes" if value else "no"

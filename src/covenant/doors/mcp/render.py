@@ -29,7 +29,7 @@ PROGRESS_MAX: Final = 500
 
 
 class ToolAnswer(NamedTuple):
-    """`failed`: the tool did not do what was asked, or the task in question failed."""
+    """`failed`: the call was refused, or the task in question failed or was rejected."""
 
     text: str
     data: dict[str, Any]
@@ -64,21 +64,21 @@ def agent_text(view: TaskView, link: Link) -> tuple[str, list[str]]:
     parts: list[str] = []
     files: list[str] = []
     for artifact in view.artifacts:
-        text = plain(artifact.parts)
+        text = plain_text(artifact.parts)
         if text:
             parts.append(text)
-        files += [name for part in artifact.parts if (name := _named(part, artifact.name, link)) is not None]
-    closing = plain(view.message.parts) if view.message is not None and view.message.role == "agent" else ""
-    if closing and closing not in parts:
-        parts.append(closing)
+        files += [name for part in artifact.parts if (name := _file_name(part, artifact.name, link)) is not None]
+    last_text = plain_text(view.message.parts) if view.message is not None and view.message.role == "agent" else ""
+    if last_text and last_text not in parts:
+        parts.append(last_text)
     return "\n\n".join(parts), files
 
 
-def plain(parts: Iterable[Content]) -> str:
-    return "".join(_text_of(part) for part in parts)
+def plain_text(parts: Iterable[Content]) -> str:
+    return "".join(_part_text(part) for part in parts)
 
 
-def _text_of(part: Content) -> str:
+def _part_text(part: Content) -> str:
     match part:
         case Text():
             return part.text
@@ -90,16 +90,16 @@ def _text_of(part: Content) -> str:
             return ""
 
 
-def _named(part: Content, otherwise: str | None, link: Link) -> str | None:
+def _file_name(part: Content, default_name: str | None, link: Link) -> str | None:
     match part:
         case Resource() if part.resource.text is None:
-            return part.filename or otherwise or part.resource.uri or "unnamed"
+            return part.filename or default_name or part.resource.uri or "unnamed"
         case Image() | Audio():
-            return otherwise or "unnamed"
+            return default_name or "unnamed"
         case File():
-            return f"{part.filename or otherwise or 'unnamed'} <{link(part)}>"
+            return f"{part.filename or default_name or 'unnamed'} <{link(part)}>"
         case ResourceLink():
-            return f"{part.name or otherwise or 'unnamed'} <{part.uri}>"
+            return f"{part.name or default_name or 'unnamed'} <{part.uri}>"
         case Text() if part.filename:
             return part.filename
         case _:
@@ -112,11 +112,11 @@ def render_step(step: Step) -> str | None:
         case Started():
             return "working"
         case StatusUpdate(text=text, parts=parts):
-            return _brief(text or plain(parts)) or None
+            return _brief(text or plain_text(parts)) or None
         case ArtifactUpdate(parts=parts, name=name):
-            return _brief(plain(parts)) or (f"artifact {name}" if name else None)
+            return _brief(plain_text(parts)) or (f"artifact {name}" if name else None)
         case MessageUpdate(parts=parts):
-            return _brief(plain(parts)) or None
+            return _brief(plain_text(parts)) or None
         case Ended(ending=ending):
             return str(ending.value)
         case Continued():
@@ -144,19 +144,19 @@ def render_agents(agents: Sequence[tuple[str, CatalogueAgent]]) -> ToolAnswer:
     rows, data = [], []
     for name, agent in agents:
         definition = agent.definition
-        about = definition.description or definition.role or definition.goal
+        description = definition.description or definition.role or definition.goal
         skills = [skill.name or skill.id for skill in definition.skills]
         named = f" [{', '.join(skills)}]" if skills else ""
-        rows.append(f"- {name}: {about or definition.name or 'no description'}{named}")
-        data.append({"agent": name, "kind": definition.kind, "description": about, "skills": skills})
+        rows.append(f"- {name}: {description or definition.name or 'no description'}{named}")
+        data.append({"agent": name, "kind": definition.kind, "description": description, "skills": skills})
     return ToolAnswer("\n".join([f"{len(rows)} agent(s)", *rows]), {"agents": data})
 
 
 def render_queue(status: QueueStatus) -> ToolAnswer:
     counts = ", ".join(f"{name} {count}" for name, count in status.counts.items()) or "nothing"
-    of = "" if status.counted is None else f" (of the newest {status.counted} tasks)"
+    counted_text = "" if status.counted is None else f" (of the newest {status.counted} tasks)"
     rows = [
         f"- {each.task_id} {each.agent}: {each.state}" + (" (its holder is lost)" if each.holder_lost else "")
         for each in status.waiting
     ]
-    return ToolAnswer("\n".join([f"{counts}{of}", *rows]), msgspec.to_builtins(status))
+    return ToolAnswer("\n".join([f"{counts}{counted_text}", *rows]), msgspec.to_builtins(status))

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from covenant.doors.http.bearer_auth import TenantAuth
 from covenant.doors.http.endpoint import Endpoint, MethodRouter
-from covenant.doors.http.openapi import Described
+from covenant.doors.http.openapi import DescribedRoute
 from covenant.doors.http.responses import MCP_PATH, Style, problem_body
 from covenant.doors.http.server.http_refusals import HttpRefusal
 from covenant.doors.mcp.tool_calls import ToolCalls
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 PATH: Final = MCP_PATH
 CALLER: Final = "covenant.caller"
 """The key of the caller in a request's scope."""
-OPENING_S: Final = 30.0
+LOAD_TIMEOUT_S: Final = 30.0
 MISSING: Final = f"MCP needs a package that is not installed here: {install_command('mcp')}, and restart the daemon"
 DESCRIBED: Final = (
-    Described(
+    DescribedRoute(
         "POST", PATH, "mcp", "MCP over streamable HTTP: its JSON-RPC messages", JsonRpcResponse, request=JsonRpcRequest
     ),
 )
@@ -47,7 +47,7 @@ def installed() -> bool:
 
 
 class McpDoor(Endpoint):
-    """Needs `run` beside it: the MCP server lives there."""
+    """Serves requests while `run` runs, which holds the SDK's session manager."""
 
     _streams = True
 
@@ -59,9 +59,9 @@ class McpDoor(Endpoint):
         self._auth = auth
         self._version = version
         self._body_bytes_max = body_bytes_max
-        self._present = present
-        self._wanted = asyncio.Event()
-        self._opened: asyncio.Future[StreamableHTTPSessionManager] | None = None
+        self._installed = present
+        self._requested = asyncio.Event()
+        self._manager_future: asyncio.Future[StreamableHTTPSessionManager] | None = None
 
     def routes(self) -> list[BaseRoute]:
         # The daemon sends nothing unasked and keeps no session: no GET, no DELETE.
@@ -70,21 +70,21 @@ class McpDoor(Endpoint):
     async def run(self) -> None:
         """Runs until canceled. Running calls end then; the tasks that they began go on."""
         loop = asyncio.get_running_loop()
-        await self._wanted.wait()
-        self._opened = self._opened or loop.create_future()
+        await self._requested.wait()
+        self._manager_future = self._manager_future or loop.create_future()
         manager = await asyncio.to_thread(self._load)
         try:
             async with manager.run():
-                self._opened.set_result(manager)
+                self._manager_future.set_result(manager)
                 await loop.create_future()
         finally:
-            self._opened = None
+            self._manager_future = None
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         started_s = perf_counter()
         caller = await self._auth.enter(scope)
         with self._auth.limiter.connected(caller):
-            if not self._present:
+            if not self._installed:
                 raise HttpRefusal(501, "mcp_not_installed", MISSING)
             try:
                 manager = await self._manager()
@@ -99,11 +99,11 @@ class McpDoor(Endpoint):
         return session_manager(self._calls, version=self._version, body_bytes_max=self._body_bytes_max)
 
     async def _manager(self) -> StreamableHTTPSessionManager:
-        self._wanted.set()
-        if self._opened is None:
-            self._opened = asyncio.get_running_loop().create_future()
+        self._requested.set()
+        if self._manager_future is None:
+            self._manager_future = asyncio.get_running_loop().create_future()
         try:
-            async with asyncio.timeout(OPENING_S):
-                return await asyncio.shield(self._opened)
+            async with asyncio.timeout(LOAD_TIMEOUT_S):
+                return await asyncio.shield(self._manager_future)
         except TimeoutError:
             raise Unavailable("mcp_not_ready", "MCP is still loading; try again in a moment") from None

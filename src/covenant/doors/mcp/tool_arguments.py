@@ -24,9 +24,9 @@ TRUST_LEVELS: Final[tuple[Trust, ...]] = get_args(Trust)
 
 Url = Annotated[str, msgspec.Meta(min_length=1, max_length=2_048)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
-Words = Annotated[str, msgspec.Meta(min_length=1, max_length=MESSAGE_MAX)]
+MessageText = Annotated[str, msgspec.Meta(min_length=1, max_length=MESSAGE_MAX)]
 TaskName = Annotated[str, msgspec.Meta(min_length=1, max_length=64, description="A task's id, from an earlier answer.")]
-Key = Annotated[
+IdempotencyKey = Annotated[
     str,
     msgspec.Meta(
         min_length=1,
@@ -48,11 +48,11 @@ class DiscoverAgentArguments(_Arguments, frozen=True, kw_only=True):
 
 class InvokeRemoteAgentArguments(_Arguments, frozen=True, kw_only=True):
     agent_url: Annotated[Url, msgspec.Meta(description="The agent's address, its host's, or that of its card.")]
-    message: Annotated[Words, msgspec.Meta(description="The message for the agent. Nothing else is sent.")]
+    message: Annotated[MessageText, msgspec.Meta(description="The message for the agent. Nothing else is sent.")]
     skill: Annotated[Name, msgspec.Meta(description="The skill to use, by its id or name.")] | None = None
     timeout_minutes: Annotated[float, msgspec.Meta(gt=0, le=TIMEOUT_MINUTES_MAX)] = TIMEOUT_MINUTES
     min_trust: Annotated[Trust, msgspec.Meta(description="The least trust that the agent needs.")] = "low"
-    idempotency_key: Key | None = None
+    idempotency_key: IdempotencyKey | None = None
 
 
 class ListAgentsArguments(_Arguments, frozen=True, kw_only=True):
@@ -61,14 +61,14 @@ class ListAgentsArguments(_Arguments, frozen=True, kw_only=True):
 
 class SendTaskArguments(_Arguments, frozen=True, kw_only=True):
     agent: Annotated[Name, msgspec.Meta(description="The agent's id, from list_agents.")]
-    message: Annotated[Words, msgspec.Meta(description="The task in words.")]
+    message: Annotated[MessageText, msgspec.Meta(description="The task in words.")]
     wait: Annotated[
         bool, msgspec.Meta(description="Wait for the end and report progress; otherwise answer with the task's id.")
     ] = True
     task_id: (
         Annotated[TaskName, msgspec.Meta(description="Continue this task, whose agent asked something.")] | None
     ) = None
-    idempotency_key: Key | None = None
+    idempotency_key: IdempotencyKey | None = None
     not_before_ms: (
         Annotated[
             int,
@@ -108,19 +108,19 @@ Arguments = (
 
 class ToolRow(NamedTuple):
     name: str
-    takes: type[Arguments]
+    arguments_type: type[Arguments]
     description: str
-    reads: bool = True
+    read_only: bool = True
     """Changes nothing, neither here nor in a remote system."""
     open_world: bool = False
     """Contacts systems other than this daemon."""
-    repeats: bool = True
+    idempotent: bool = True
     """Calling the tool twice has the same effect as calling it once."""
 
     @property
     def schema(self) -> dict[str, Any]:
-        (schema,), components = msgspec.json.schema_components([self.takes], ref_template="#/$defs/{name}")
-        own: dict[str, Any] = components[self.takes.__name__] if "$ref" in schema else schema
+        (schema,), components = msgspec.json.schema_components([self.arguments_type], ref_template="#/$defs/{name}")
+        own: dict[str, Any] = components[self.arguments_type.__name__] if "$ref" in schema else schema
         return {name: value for name, value in own.items() if name not in ("title", "description")}
 
 
@@ -135,20 +135,20 @@ TOOLS: Final = (
         "invoke_remote_agent",
         InvokeRemoteAgentArguments,
         "Send a message to a remote A2A agent and wait for its answer. The call is a task: get_task finds it later.",
-        reads=False,
+        read_only=False,
         open_world=True,
-        repeats=False,
+        idempotent=False,
     ),
     ToolRow("list_agents", ListAgentsArguments, "The agents of this exchange that you can send tasks to."),
     ToolRow(
         "send_task",
         SendTaskArguments,
         "Give an agent of this exchange a task. Once its id is reported it is durable: it goes on if you disconnect.",
-        reads=False,
-        repeats=False,
+        read_only=False,
+        idempotent=False,
     ),
     ToolRow("get_task", GetTaskArguments, "The state of a task, and its output so far."),
-    ToolRow("cancel_task", CancelTaskArguments, "Cancel a task that has not ended.", reads=False),
+    ToolRow("cancel_task", CancelTaskArguments, "Cancel a task that has not ended.", read_only=False),
     ToolRow("queue_status", QueueStatusArguments, "Tasks that are queued, in flight or waiting for their sender."),
 )
 
@@ -160,6 +160,6 @@ def read_arguments(name: str, given: Mapping[str, Any] | None) -> Arguments:
     if tool is None:
         raise Invalid("unknown_tool", f"there is no tool {name[:100]!r}; the tools are {', '.join(BY_NAME)}")
     try:
-        return msgspec.convert(given or {}, tool.takes)
-    except msgspec.ValidationError as wrong:
-        raise Invalid("invalid_arguments", explain_invalid(str(wrong), tool.takes)) from None
+        return msgspec.convert(given or {}, tool.arguments_type)
+    except msgspec.ValidationError as error:
+        raise Invalid("invalid_arguments", explain_invalid(str(error), tool.arguments_type)) from None

@@ -1,4 +1,4 @@
-"""Runs the tools: for a tenant on its own agents and tasks, for the operator on everybody's.
+"""Runs the tools. A tenant uses its own agents and tasks, the operator those of all tenants.
 
 A call that begins a task reports the task's id before it waits. A caller that leaves ends no task.
 """
@@ -99,11 +99,11 @@ class ToolCalls:
         # With a key, a repeated message must be the same, so its id must be the same, too.
         message_id = arguments.idempotency_key or self._new_id()
         message = Message(message_id=message_id, parts=(Text(arguments.message),), task_id=arguments.task_id)
-        later = arguments.not_before_ms
-        wait = arguments.wait and later is None
-        if later is not None and arguments.task_id is not None:
+        not_before_ms = arguments.not_before_ms
+        wait = arguments.wait and not_before_ms is None
+        if not_before_ms is not None and arguments.task_id is not None:
             raise Invalid("invalid_task", "not_before_ms is for a new task, but task_id names an existing one")
-        metadata = {NOT_BEFORE: later} if later is not None else None
+        metadata = {NOT_BEFORE: not_before_ms} if not_before_ms is not None else None
         sent = SendMessage(message=message, blocking=wait, metadata=metadata)
         if not wait:
             return self._render(caller, await self._exchange.send(ask, sent))
@@ -156,17 +156,17 @@ class ToolCalls:
         if remote is not None:
             return render_task(view, agent=remote.url or remote.name or recipient.display, link=self._link)
         agent_id, _, tenant = recipient.display.partition("@")
-        short = tenant == (DEFAULT if caller.operator else caller.tenant.name)
-        return render_task(view, agent=agent_id if short else recipient.display, link=self._link)
+        own_tenant = tenant == (DEFAULT if caller.operator else caller.tenant.name)
+        return render_task(view, agent=agent_id if own_tenant else recipient.display, link=self._link)
 
 
 async def _report_steps(stream: TaskStream, report: ReportProgress) -> None:
-    """Drops reports above the rate: the answer has everything."""
+    """Reports each step. Reports above the rate are dropped: the answer has everything."""
     loop = asyncio.get_running_loop()
     bucket = TokenBucket(REPORTS_AT_ONCE_MAX, int(loop.time() * 1000))
     async for steps in stream:
         now_ms = int(loop.time() * 1000)
         for step in steps:
-            words = render_step(step)
-            if words and bucket.take(now_ms, REPORTS_PER_MIN, REPORTS_AT_ONCE_MAX) is None:
-                await report(words)
+            line = render_step(step)
+            if line and bucket.take(now_ms, REPORTS_PER_MIN, REPORTS_AT_ONCE_MAX) is None:
+                await report(line)

@@ -30,7 +30,7 @@ LISTED_MAX: Final = 50
 PARKED_MS: Final = 3_600_000
 """A task that has waited for its sender for this long may have been forgotten."""
 PARKED_PAGES_MAX: Final = 10
-"""How many pages are read at most, since a page also has sleeping tasks, which are left out."""
+"""The most pages that are read: a page may be short, since sleeping tasks are left out."""
 BEHIND_MAX: Final = 10_000
 """How many records the archive may be behind before that is listed."""
 LOGINS_MS: Final = 3_600_000
@@ -38,7 +38,7 @@ AUDIT_ROWS: Final = 500
 
 
 class Need(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`act` names the verb that fixes it, and its page on the dashboard; `command` is the same for a shell."""
+    """`act` has the verb of the fix and the path of its form on the dashboard; `command` does the same in a shell."""
 
     what: str
     severity: str
@@ -76,7 +76,7 @@ async def show_attention(services: Services, caller: Principal, _: EmptyRequest)
 
 
 async def find_needs(services: Services, operator: Principal) -> list[Need]:
-    """The worst first."""
+    """The things that need an operator, the worst first."""
     ledger = services.ledger
     counts = await ledger.counts()
     return [

@@ -19,7 +19,7 @@ from covenant.model.peers.delegation_messages import DelegationStatus, Proof, To
 from covenant.model.peers.instance import InstanceId
 from covenant.model.peers.usage_by_day import USAGE_DAYS, PeerUsage, day_of
 from covenant.wire.mailbox import Whole
-from covenant.wire.peers import DelegateRequest, Named
+from covenant.wire.peers import DelegateRequest, NameOrId
 
 Reason = Annotated[str, msgspec.Meta(max_length=500)]
 DELEGATE: Final = "/api/v1/a2a/delegate"
@@ -30,7 +30,7 @@ USAGE: Final = "/api/v1/a2a/usage"
 
 class ListDelegationsRequest(PeerQuery, frozen=True, kw_only=True):
     status: DelegationStatus | Literal["lost"] | None = None
-    peer_id: Named | None = None
+    peer_id: NameOrId | None = None
     role: Literal["requester", "provider"] | None = None
     limit: Page = 20
     offset: Offset = 0
@@ -43,7 +43,7 @@ class DelegationRequest(PeerQuery, frozen=True, kw_only=True):
 
 
 class ShowDelegationRequest(DelegationRequest, frozen=True, kw_only=True):
-    """With `wait_ms`, the answer waits for the outcome; with `since_ms`, too, for any change after that moment."""
+    """With `wait_ms`, the answer waits for the outcome; with `since_ms` as well, for any change after that moment."""
 
     wait_ms: Whole | None = None
     since_ms: Whole | None = None
@@ -107,7 +107,7 @@ class DelegationAnswer(ApiAnswer, frozen=True, kw_only=True, rename="camel", tag
 
 
 class DelegationList(ApiAnswer, frozen=True, kw_only=True, rename="camel", tag="delegations"):
-    """Lost delegations first, then the last moved first."""
+    """Lost delegations first; among the others, the one that changed last comes first."""
 
     delegations: tuple[DelegationShown, ...]
     total: int
@@ -198,14 +198,14 @@ async def show_delegation_waiting(
     peers = await services.require_peers(caller, "showing a delegation")
     task_id = await peers.task_id(request.delegation_id)
     while True:
-        # Each look has a watch of its own, opened before the look, so that no change in between is missed.
+        # A watch for each turn, opened before the delegation is read, so that no change in between is missed.
         with services.ledger.watch(task_id) as watch:
             answer = await _shown(services, peers, request.delegation_id)
-            shown, left_ms = answer.delegation, give_up_ms - services.ledger.clock.monotonic_ms()
-            happened = request.since_ms is not None and max(shown.moved_at_ms, shown.heard_at_ms) > request.since_ms
-            if happened or left_ms <= 0 or answer.result is not None or answer.error is not None:
+            shown, remaining_ms = answer.delegation, give_up_ms - services.ledger.clock.monotonic_ms()
+            changed = request.since_ms is not None and max(shown.moved_at_ms, shown.heard_at_ms) > request.since_ms
+            if changed or remaining_ms <= 0 or answer.result is not None or answer.error is not None:
                 return answer
-            await pause.until(watch.next(left_ms / 1000))
+            await pause.until(watch.next(remaining_ms / 1000))
 
 
 async def cancel_delegation(
@@ -244,7 +244,7 @@ async def delegation_tree(services: Services, caller: Principal, request: Delega
 class PeerUsageRequest(PeerQuery, frozen=True, kw_only=True):
     """The usage of one peer or of all, on the last `days` days in UTC."""
 
-    peer_id: Named | None = None
+    peer_id: NameOrId | None = None
     profile: Annotated[str, msgspec.Meta(max_length=64)] | None = None
     role: DelegationRole | None = None
     days: Annotated[int, msgspec.Meta(ge=1, le=USAGE_DAYS)] = 7
@@ -289,17 +289,17 @@ class PeerUsageAnswer(ApiAnswer, frozen=True, kw_only=True, rename="camel", tag=
 
 async def peer_usage(services: Services, caller: Principal, request: PeerUsageRequest) -> PeerUsageAnswer:
     peers = await services.require_peers(caller, "showing what peers used")
-    one = peers.find(request.peer_id) if request.peer_id is not None else None
+    selected = peers.find(request.peer_id) if request.peer_id is not None else None
     known, today = {each.id: each for each in await peers.peers()}, day_of(services.ledger.now_ms())
-    kept = await services.ledger.peer_usage(today - request.days + 1, one.id if one is not None else None)
-    found = [each for each in kept if request.profile in (None, each.profile) and request.role in (None, each.role)]
+    rows = await services.ledger.peer_usage(today - request.days + 1, selected.id if selected is not None else None)
+    found = [each for each in rows if request.profile in (None, each.profile) and request.role in (None, each.role)]
     page = found[request.offset : request.offset + request.limit]
     shown = [
         fill(PeerUsageShown, each, day=day_text(each.day), peer_id=each.peer, peer=_name_in(known, each.peer))
         for each in page
     ]
-    chosen = known.values() if one is None else (one,)
-    quotas = [quota for peer in chosen if (quota := _quota_shown(peers, peer, kept, today)) is not None]
+    chosen = known.values() if selected is None else (selected,)
+    quotas = [quota for peer in chosen if (quota := _quota_shown(peers, peer, rows, today)) is not None]
     return PeerUsageAnswer(usage=fit(shown), total=len(found), quotas=tuple(quotas))
 
 
@@ -312,16 +312,18 @@ def _name_in(known: dict[InstanceId, Peer], peer_id: InstanceId) -> str | None:
     return peer.name if peer is not None else None
 
 
-def _quota_shown(peers: PeerOperations, peer: Peer, kept: Sequence[PeerUsage], today: int) -> PeerQuotaShown | None:
+def _quota_shown(peers: PeerOperations, peer: Peer, rows: Sequence[PeerUsage], today: int) -> PeerQuotaShown | None:
     offers, tokens = peers.quota(peer)
     if offers is None and tokens is None:
         return None
-    had = [each for each in kept if (each.day, each.role, each.peer) == (today, DelegationRole.PROVIDER, peer.id)]
+    today_usage = [
+        each for each in rows if (each.day, each.role, each.peer) == (today, DelegationRole.PROVIDER, peer.id)
+    ]
     return PeerQuotaShown(
         peer_id=peer.id,
         peer=peer.name,
-        accepted_today=sum(each.accepted for each in had),
-        tokens_today=sum(each.tokens for each in had),
+        accepted_today=sum(each.accepted for each in today_usage),
+        tokens_today=sum(each.tokens for each in today_usage),
         offers_per_day=offers,
         tokens_per_day=tokens,
     )

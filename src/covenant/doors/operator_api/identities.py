@@ -1,4 +1,4 @@
-"""The registry's operations: identities, capabilities and the audit."""
+"""Operations on identities, capabilities and the audit; and login codes for the dashboard."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class EnrollIdentityRequest(StrictRequest, frozen=True, kw_only=True):
 
 
 class ListIdentitiesRequest(Request, frozen=True, kw_only=True):
-    """`prefix` is of a display, a key or a token."""
+    """`prefix` is the beginning of a display, a key or a token."""
 
     limit: Whole | None = None
     prefix: str | None = None
@@ -187,7 +187,7 @@ class CapabilitiesPurged(ApiAnswer, frozen=True, kw_only=True, tag="capabilities
 
 
 class AuditRecent(ApiAnswer, frozen=True, kw_only=True, tag="audit_recent"):
-    """Each event is the row's exact text, as the hash chain covers it. `next`: older rows may be below this place."""
+    """Each event is the row's exact text, which the hash chain covers. `next`: the `below` of older rows, if any."""
 
     limit: int
     since_ms: int | None
@@ -235,7 +235,7 @@ async def enroll_identity(
 async def list_identities(services: Services, caller: Principal, request: ListIdentitiesRequest) -> IdentityList:
     limit = page_limit(request.limit, IDENTITIES_LIMIT, most=IDENTITIES_LIMIT_MAX)
     found = [identity for identity in await services.registry.identities(caller) if _matches(identity, request)]
-    # Reversed, not sorted in reverse, so that identities of one millisecond are listed newest first, too.
+    # Sorted and then reversed: `reverse=True` would list identities of one millisecond oldest first.
     found = sorted(found, key=lambda identity: identity.registered_at_ms)[::-1]
     return IdentityList(
         identities=tuple(_identity(identity) for identity in found[:limit]),
@@ -279,11 +279,11 @@ async def purge_identities(services: Services, caller: Principal, request: Purge
 
 
 async def grant_capability(services: Services, caller: Principal, request: GrantCapabilityRequest) -> CapabilityGranted:
-    made = await services.registry.grant(
+    grant = await services.registry.grant(
         caller, request.action, to=request.to, scope=request.scope, expires_at=request.expires_at
     )
-    scope = msgspec.Raw(made.scope_json.encode())
-    return fill(CapabilityGranted, made, subject_display=made.subject.display, scope=scope)
+    scope = msgspec.Raw(grant.scope_json.encode())
+    return fill(CapabilityGranted, grant, subject_display=grant.subject.display, scope=scope)
 
 
 async def recent_capabilities(services: Services, caller: Principal, request: RecentRequest) -> CapabilityList:
@@ -335,8 +335,8 @@ async def recent_audit(services: Services, caller: Principal, request: RecentAud
     page = await find_audit(services.ledger, caller, filters, limit, below)
     records, following = page.records, request.after is not None
     if following:
-        seen = [number for number, record in enumerate(records) if _row_id(record.row).id == request.after]
-        records = records[seen[-1] + 1 :] if seen else records
+        matches = [number for number, record in enumerate(records) if _row_id(record.row).id == request.after]
+        records = records[matches[-1] + 1 :] if matches else records
     # Rows that do not fit are left for the next page: newer ones for a caller that follows, older ones otherwise.
     found = [msgspec.Raw(record.row.encode()) for record in records]
     events = fit(found) if following else fit(found[::-1])[::-1]
@@ -351,20 +351,16 @@ async def audit_waiting(
     """Waits until there is a row to show."""
     clock, give_up_ms = services.ledger.clock, services.give_up_ms(request.wait_ms)
     while True:
-        left_ms = max(0, give_up_ms - clock.monotonic_ms())
-        written = asyncio.ensure_future(services.ledger.audited(left_ms))
+        remaining_ms = max(0, give_up_ms - clock.monotonic_ms())
+        audited = asyncio.ensure_future(services.ledger.audited(remaining_ms))
         try:
-            await asyncio.sleep(0)  # the wait begins before the look, so that no row in between is missed
+            await asyncio.sleep(0)  # the wait begins before the audit is read, so that no row in between is missed
             answer = await recent_audit(services, caller, request)
-            if answer.events or not left_ms:
+            if answer.events or not remaining_ms:
                 return answer
-            await pause.until(_awaited(written))
+            await pause.until(audited)
         finally:
-            written.cancel()
-
-
-async def _awaited(written: asyncio.Future[bool]) -> bool:
-    return await written
+            audited.cancel()
 
 
 class _RowId(msgspec.Struct, frozen=True, gc=False):

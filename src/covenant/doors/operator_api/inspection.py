@@ -86,7 +86,7 @@ class InspectRequest(StrictRequest, frozen=True, kw_only=True):
 
 
 class Inspected(ApiAnswer, Inspection, frozen=True, kw_only=True, tag="a2a_inspected", omit_defaults=False):
-    """Every field is there."""
+    """No field is left out, also if it has its default."""
 
 
 class AgentCardRequest(Request, frozen=True, kw_only=True):
@@ -106,7 +106,7 @@ class AgentInspector:
     """Inspects the agents of this daemon, in its own process, and others over the network."""
 
     def __init__(self, inspector: Inspector, own: OwnAgents, base_url: str, *, published: str) -> None:
-        """`published`: the agent of a call that names none."""
+        """`published`: the agent that gRPC of 0.3 reaches, whose calls name no agent."""
         self._inspector = inspector
         self._own = own
         self._base_url = base_url
@@ -116,7 +116,7 @@ class AgentInspector:
         if (request.url is None) == (request.agent is None):
             raise Invalid("invalid_request", "give either url, or agent and its tenant")
         if request.url is not None:
-            return await self._elsewhere(services, caller, request, request.url)
+            return await self._inspect_url(services, caller, request, request.url)
         acting = await services.tenancy.acting(caller, request.tenant)
         if acting.tenant.disabled_at_ms is not None:
             raise Conflict("tenant_disabled", f"the tenant {request.tenant} is disabled: nobody calls its agents")
@@ -149,7 +149,9 @@ class AgentInspector:
     def _url(self, agent_id: str) -> str:
         return f"{self._base_url}{AGENTS_PATH}/{quote(agent_id, safe='')}"
 
-    async def _elsewhere(self, services: Services, caller: Principal, request: InspectRequest, url: str) -> Inspection:
+    async def _inspect_url(
+        self, services: Services, caller: Principal, request: InspectRequest, url: str
+    ) -> Inspection:
         call = request.call(url, request.interface)
         await services.exchange.note_inspection(caller, request.method, host=urlsplit(url).netloc.rpartition("@")[2])
         try:

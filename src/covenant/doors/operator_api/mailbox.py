@@ -1,9 +1,8 @@
 """The mailbox's operations: tasks, results, leases and the queue.
 
-A caller that waits for a change of the queue gets `next`, a digest of the answer. To a request with that digest as
-`after`, the daemon answers when the digest has changed, or when the time is over. So no change between two requests is
-missed, a restart of the daemon between them makes no difference, and a caller is not woken by changes that it may not
-see.
+A caller that waits for a change of the queue gets `next`, a digest of the answer. Its next request has the digest as
+`after`, and is answered when the digest has changed, or when the time is over. So no change between two requests is
+missed, a restart of the daemon between them makes no difference, and changes that a caller may not see do not wake it.
 """
 
 from __future__ import annotations
@@ -51,8 +50,8 @@ from covenant.wire.mailbox import (
 )
 
 LIMIT: Final = 10
-LOOK_S: Final = 0.1
-"""The shortest time between two looks at the queue for one caller that waits, however much moves."""
+QUEUE_READ_PAUSE_S: Final = 0.1
+"""The shortest time between two reads of the queue for one waiting caller, however often the queue changes."""
 DIGEST_BYTES: Final = 16
 
 
@@ -177,7 +176,7 @@ async def _take(services: Services, caller: Principal, request: ReceiveRequest) 
 
 
 async def _check_caller(services: Services, request: ReceiveRequest, answer: Leased | Drained, pause: Pause) -> None:
-    """Gives back the leases of a caller that has left, unless it used a request id: then it may ask again."""
+    """Gives back the leases or results of a caller that has left. With a request id, it may ask for them again."""
     if pause.caller_gone:
         if request.request_id is None:
             await services.exchange.give_back(answer)
@@ -212,9 +211,9 @@ async def drain_waiting(services: Services, caller: Principal, request: DrainReq
                 waiter.served()
                 await _check_caller(services, request, drained, pause)
                 return _result_opt(drained)
-            left_ms = max(0, give_up_ms - ledger.clock.monotonic_ms())
-            arrives = waiter.wait(left_ms) if task_id is None else ledger.finished(task_id, left_ms)
-            if not await pause.until(arrives) or not left_ms:
+            remaining_ms = max(0, give_up_ms - ledger.clock.monotonic_ms())
+            arrival = waiter.wait(remaining_ms) if task_id is None else ledger.finished(task_id, remaining_ms)
+            if not await pause.until(arrival) or not remaining_ms:
                 return _result_opt(drained)
 
 
@@ -311,21 +310,21 @@ async def a2a_queue(services: Services, caller: Principal, request: QueueRequest
 
 
 async def queue_waiting(services: Services, caller: Principal, request: QueueRequest, pause: Pause) -> QueueShown:
-    """Waits until the queue's digest is not `after`."""
+    """Waits until the queue's digest differs from `after`."""
     clock, give_up_ms = services.ledger.clock, services.give_up_ms(request.wait_ms)
     while True:
-        moved = services.ledger.changes.moved()  # before the look, so that nothing between the two is missed
+        moved = services.ledger.changes.next_change()  # before the queue is read: no change in between is missed
         answer = await a2a_queue(services, caller, request)
-        seen = hashlib.blake2b(encode(answer), digest_size=DIGEST_BYTES).hexdigest()
-        left_ms = give_up_ms - clock.monotonic_ms()
-        if seen != request.after or left_ms <= 0:
-            return msgspec.structs.replace(answer, next=seen)
-        await pause.until(_look_again(moved, left_ms / 1000))
+        digest = hashlib.blake2b(encode(answer), digest_size=DIGEST_BYTES).hexdigest()
+        remaining_ms = give_up_ms - clock.monotonic_ms()
+        if digest != request.after or remaining_ms <= 0:
+            return msgspec.structs.replace(answer, next=digest)
+        await pause.until(_wait_for_change(moved, remaining_ms / 1000))
 
 
-async def _look_again(moved: asyncio.Future[None], left_s: float) -> None:
-    await asyncio.wait((moved,), timeout=left_s)
-    await asyncio.sleep(min(LOOK_S, left_s))
+async def _wait_for_change(moved: asyncio.Future[None], remaining_s: float) -> None:
+    await asyncio.wait((moved,), timeout=remaining_s)
+    await asyncio.sleep(min(QUEUE_READ_PAUSE_S, remaining_s))
 
 
 OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (

@@ -50,7 +50,7 @@ _LEGACY_KIND: Final = b'{"kind":"a2_a_'
 # The rest of the frame is for the fields around the page.
 PAGE_BYTES_MAX: Final = FRAME_BYTES_MAX - 64 * 1024
 R = TypeVar("R", bound=Request)
-_WHOLE: Final = "-" * UUID_LENGTH
+_PLACEHOLDER_ID: Final = "-" * UUID_LENGTH
 
 
 class ApiAnswer(msgspec.Struct, frozen=True, gc=False, kw_only=True, tag_field="kind", omit_defaults=True):
@@ -101,7 +101,7 @@ INTERNAL_ERROR: Final = ErrorAnswer(code="internal", message="internal error")
 
 
 def fill(answer: type[S], source: object, /, **given: Any) -> S:
-    """An answer whose fields are the attributes of `source` of the same names, except those that are given."""
+    """An answer with the attributes of `source` that have the names of its fields, except the fields in `given`."""
     names = answer.__struct_fields__
     return answer(
         **{name: getattr(source, name) for name in names if name not in given and hasattr(source, name)}, **given
@@ -116,7 +116,7 @@ def page_limit(requested: int | None, default: int, most: int | None = None) -> 
 
 
 def fit(items: Sequence[T], bytes_max: int = PAGE_BYTES_MAX) -> tuple[T, ...]:
-    """As many of the first items as fit."""
+    """The first items, as many as fit into `bytes_max`."""
     size = 0
     for index, item in enumerate(items):
         size += len(encode(item)) + 1
@@ -161,7 +161,7 @@ class Services:
     """None: no agents work here."""
 
     async def require_peers(self, caller: Principal, what: str) -> PeerOperations:
-        """Raises unless the caller is an operator and peers are switched on. `what` names the act in the audit."""
+        """Raises unless the caller is an operator and peers are switched on. The audit row of a refusal has `what`."""
         await require_operator(self.ledger, caller, what)
         if self.peers is None:
             raise Conflict(
@@ -171,7 +171,7 @@ class Services:
         return self.peers
 
     def give_up_ms(self, wait_ms: int | None) -> int:
-        """When a wait is over, by the monotonic clock."""
+        """The end of a wait, by the monotonic clock."""
         wait_ms, wait_ms_max = wait_ms or 0, self.exchange.limits.wait_ms_max
         if wait_ms > wait_ms_max:
             raise Invalid("invalid_wait", f"wait_ms must be between 0 and {wait_ms_max}")
@@ -201,25 +201,25 @@ class ApiContext:
 
 
 def has_short_id(request: Request) -> bool:
-    """Whether the request names something by the beginning of its id."""
-    return any(len(getattr(request, name) or _WHOLE) < UUID_LENGTH for name in request.ids)
+    """Whether one of the request's ids is only the beginning of an id."""
+    return any(len(getattr(request, name) or _PLACEHOLDER_ID) < UUID_LENGTH for name in request.ids)
 
 
-async def spell_ids(services: Services, caller: Principal, request: R) -> R:
-    """The request with whole ids, found among those that the caller may see."""
-    ledger, whole = services.ledger, dict[str, str]()
-    seen = await scoped(ledger, caller, EVERY)
+async def expand_ids(services: Services, caller: Principal, request: R) -> R:
+    """The request with its short ids replaced by the whole ids, found among those that the caller may see."""
+    ledger, full_ids = services.ledger, dict[str, str]()
+    visible = await scoped(ledger, caller, EVERY)
     for name in request.ids:
         given = getattr(request, name)
         if given is None:
             continue
         if name == "lease_id":
-            whole[name] = await find_lease_id(ledger, caller, TaskId(whole["task_id"]), given)
+            full_ids[name] = await find_lease_id(ledger, caller, TaskId(full_ids["task_id"]), given)
         elif name == "push_id":
-            whole[name] = await find_push_id(ledger, caller, TaskId(whole["task_id"]), given)
+            full_ids[name] = await find_push_id(ledger, caller, TaskId(full_ids["task_id"]), given)
         else:
-            whole[name] = await find_task_id(ledger, given, seen)
-    return msgspec.structs.replace(request, **whole)
+            full_ids[name] = await find_task_id(ledger, given, visible)
+    return msgspec.structs.replace(request, **full_ids)
 
 
 class ApiOperation(Generic[R]):
@@ -243,7 +243,7 @@ class ApiOperation(Generic[R]):
         """`frame`: the struct that wraps the request on the local socket; without it, a frame has the request's fields.
 
         `for_tenants`: over HTTP, also for the token of a tenant, within its limits.
-        `wait`: how to run it when the caller is ready to wait (`wait_ms`). Pauses end early, commits never do.
+        `wait`: the function that runs the operation if the caller is ready to wait (`wait_ms`).
         """
         self.kind: Final = run.__name__
         """The kind of its frames on the local socket."""

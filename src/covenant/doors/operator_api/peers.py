@@ -28,10 +28,11 @@ from covenant.model.peers.instance import InstanceId, KeyCertificate, KeyPurpose
 from covenant.model.tenants import DEFAULT
 from covenant.seal.identity import fingerprint_of
 from covenant.wire.mailbox import EmptyRequest, Request, StrictRequest
-from covenant.wire.peers import DelegateRequest, Named
+from covenant.wire.peers import DelegateRequest, NameOrId
 
 PAGE_MAX = 100
 
+Presence = Literal["online", "offline", "unknown"]
 Page = Annotated[int, msgspec.Meta(ge=1, le=PAGE_MAX)]
 Offset = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 PeerBound = Offset
@@ -59,7 +60,7 @@ class PeerChange(StrictRequest, frozen=True, kw_only=True, rename="camel"):
 
 
 class ListPeersRequest(PeerQuery, frozen=True, kw_only=True):
-    status: Literal["online", "offline", "unknown"] | None = None
+    status: Presence | None = None
     trust_level: Trust | None = None
     limit: Page = 20
     offset: Offset = 0
@@ -121,18 +122,15 @@ class DiscoverPeersRequest(PeerQuery, frozen=True, kw_only=True):
 class ShowCapabilitiesRequest(PeerQuery, frozen=True, kw_only=True):
     """The capabilities of a peer; without `peer_id`, our own."""
 
-    peer_id: Named | None = None
+    peer_id: NameOrId | None = None
     fresh: bool = False
 
 
 class ListPeerMessagesRequest(PeerQuery, frozen=True, kw_only=True):
-    peer_id: Named | None = None
+    peer_id: NameOrId | None = None
     type: Annotated[str, msgspec.Meta(max_length=32)] | None = None
     limit: Page = 20
     offset: Offset = 0
-
-
-Presence = Literal["online", "offline", "unknown"]
 
 
 class CapabilitiesShown(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -396,8 +394,10 @@ async def revoke_peer_tokens(services: Services, caller: Principal, request: Pee
 
 async def rotate_purpose_keys(services: Services, caller: Principal, request: RotateKeysRequest) -> PurposeKeysAnswer:
     peers = await services.require_peers(caller, "replacing the keys of this instance")
-    made = await peers.rotate_keys(caller.agent, compromised=request.compromised)
-    keys = tuple(CertifiedKey(purpose=each.purpose, key=each.key, not_after_ms=each.not_after_ms) for each in made)
+    certificates = await peers.rotate_keys(caller.agent, compromised=request.compromised)
+    keys = tuple(
+        CertifiedKey(purpose=each.purpose, key=each.key, not_after_ms=each.not_after_ms) for each in certificates
+    )
     return PurposeKeysAnswer(id=peers.id, keys=keys, compromised=request.compromised)
 
 

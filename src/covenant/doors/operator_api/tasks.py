@@ -15,17 +15,16 @@ from covenant.doors.operator_api.operation import (
     ApiAnswer,
     ApiOperation,
     Services,
+    expand_ids,
     fill,
     fit,
     page_limit,
     size_of,
-    spell_ids,
 )
 from covenant.doors.waits import Pause
 from covenant.exchange import push as pushes
 from covenant.exchange import task_search
 from covenant.exchange.access.principals import Principal, require_operator
-from covenant.exchange.delegation import tenant_of
 from covenant.exchange.frame_log import LoggedFrame
 from covenant.exchange.id_prefixes import find_lease_id
 from covenant.exchange.repair_service import BulkReport, repair_task, repair_tasks, retry_stale
@@ -40,6 +39,7 @@ from covenant.model.push import Push
 from covenant.model.question import PersonDecision
 from covenant.model.retry_policy import RepairOutcome, RetryReport
 from covenant.model.task import Result, Task
+from covenant.model.tenants import host_of
 from covenant.wire.mailbox import (
     AnswerRequest,
     EmptyRequest,
@@ -62,7 +62,7 @@ PUSH_LIMIT_MAX: Final = 1_000
 
 
 class Tasks(ApiAnswer, frozen=True, kw_only=True, tag="a2a_tasks"):
-    """`truncated`: more was asked for than one answer may hold."""
+    """`truncated`: there were more tasks than one answer may hold."""
 
     tasks: tuple[Task, ...]
     truncated: bool = False
@@ -149,10 +149,10 @@ async def show_waiting(services: Services, caller: Principal, request: ShowTaskR
     with services.ledger.watch(request.parsed_task_id()) as watch:
         while True:
             shown = await show_a2a_task(services, caller, request)
-            left_ms = give_up_ms - clock.monotonic_ms()
-            if shown.generation > (request.after or 0) or shown.result is not None or left_ms <= 0 or watch.cut:
+            remaining_ms = give_up_ms - clock.monotonic_ms()
+            if shown.generation > (request.after or 0) or shown.result is not None or remaining_ms <= 0 or watch.cut:
                 return shown
-            await pause.until(watch.next(left_ms / 1000))
+            await pause.until(watch.next(remaining_ms / 1000))
 
 
 async def a2a_tree(services: Services, caller: Principal, request: TreeRequest) -> TreeShown:
@@ -163,10 +163,10 @@ async def a2a_tree(services: Services, caller: Principal, request: TreeRequest) 
 
 
 def _peer_names(services: Services, root: TreeNode) -> dict[str, str]:
-    found, ahead = dict[str, str](), [root]
-    while ahead:
-        node = ahead.pop()
-        ahead += node.children
+    found, unvisited = dict[str, str](), [root]
+    while unvisited:
+        node = unvisited.pop()
+        unvisited += node.children
         peer = services.ledger.peer(InstanceId(node.provider)) if isinstance(node.provider, str) else None
         if peer is not None:
             found[peer.id] = peer.name
@@ -175,10 +175,10 @@ def _peer_names(services: Services, root: TreeNode) -> dict[str, str]:
 
 async def answer_a2a_task(services: Services, caller: Principal, request: AnswerRequest) -> AnsweredTask:
     task_id = request.parsed_task_id()
-    given: str | PersonDecision = request.text
+    answer: str | PersonDecision = request.text
     if request.approved is not None:
-        given = PersonDecision(approved=request.approved, reason=request.text, id=request.question_id)
-    answered = await services.exchange.answer(caller, task_id, given, request.answer_id)
+        answer = PersonDecision(approved=request.approved, reason=request.text, id=request.question_id)
+    answered = await services.exchange.answer(caller, task_id, answer, request.answer_id)
     return AnsweredTask(task_id=task_id, duplicate=answered.duplicate)
 
 
@@ -227,12 +227,12 @@ class TaskLogShown(ApiAnswer, frozen=True, kw_only=True, tag="a2a_task_log"):
 
 async def a2a_task_log(services: Services, caller: Principal, request: TaskLogRequest) -> TaskLogShown:
     task_id = request.parsed_task_id()
-    await _check_reader(services, caller, task_id)
+    await _check_log_reader(services, caller, task_id)
     limit = page_limit(request.limit, LOG_LINES, most=TASK_LINES_MAX)
     entry = await services.ledger.entry(task_id)
     ended = entry is None or entry.finished
     found = await services.task_logs.read(task_id, request.after, limit, ended=ended)
-    lines = fit([line if caller.operator else _without_inner(line) for line in found.lines], PAGE_BYTES_MAX)
+    lines = fit([line if caller.operator else _without_fields(line) for line in found.lines], PAGE_BYTES_MAX)
     last = lines[-1].no if lines else request.after or 0
     return TaskLogShown(
         task_id=task_id,
@@ -248,16 +248,16 @@ async def log_waiting(services: Services, caller: Principal, request: TaskLogReq
     clock, give_up_ms = services.ledger.clock, services.give_up_ms(request.wait_ms)
     while True:
         answer = await a2a_task_log(services, caller, request)
-        left_ms = give_up_ms - clock.monotonic_ms()
-        if answer.lines or answer.ended or left_ms <= 0:
+        remaining_ms = give_up_ms - clock.monotonic_ms()
+        if answer.lines or answer.ended or remaining_ms <= 0:
             return answer
-        await pause.until(_line_or_end(services, answer, left_ms))
+        await pause.until(_line_or_end(services, answer, remaining_ms))
 
 
-async def _line_or_end(services: Services, answer: TaskLogShown, left_ms: int) -> None:
+async def _line_or_end(services: Services, answer: TaskLogShown, remaining_ms: int) -> None:
     waits = [
-        asyncio.ensure_future(services.task_logs.wait(answer.task_id, answer.next, left_ms)),
-        asyncio.ensure_future(services.ledger.finished(answer.task_id, left_ms)),
+        asyncio.ensure_future(services.task_logs.wait(answer.task_id, answer.next, remaining_ms)),
+        asyncio.ensure_future(services.ledger.finished(answer.task_id, remaining_ms)),
     ]
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -266,16 +266,16 @@ async def _line_or_end(services: Services, answer: TaskLogShown, left_ms: int) -
             wait.cancel()
 
 
-async def _check_reader(services: Services, caller: Principal, task_id: TaskId) -> None:
-    """Allows the operator, and callers of the task's tenant. For others there is no such task."""
+async def _check_log_reader(services: Services, caller: Principal, task_id: TaskId) -> None:
+    """Allows the operator and callers of the task's tenant. Others get the refusal of an unknown task."""
     parties = await services.ledger.parties(task_id)
-    acts_for = caller.tenant or tenant_of(caller.agent)
+    acts_for = caller.tenant or host_of(caller.agent.display)
     if parties is None or not (caller.operator or parties.tenant == acts_for):
         raise unknown_task(task_id)
 
 
-def _without_inner(line: LogLine) -> LogLine:
-    """The lines for a tenant: those that its agent wrote, and the names of the daemon's events without their fields."""
+def _without_fields(line: LogLine) -> LogLine:
+    """A line as a tenant sees it: the daemon's events are shown by their names alone."""
     return msgspec.structs.replace(line, fields={}, traceback="") if line.writer == "daemon" else line
 
 
@@ -339,7 +339,7 @@ class PushShown(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaul
 
 
 class PushList(ApiAnswer, frozen=True, kw_only=True, tag="a2a_pushes"):
-    """Those given up first. `count` and `dead` count all configurations; `pushes` has as many as fit."""
+    """Configurations that were given up come first. `count` and `dead` count all; `pushes` has as many as fit."""
 
     count: int
     dead: int
@@ -395,10 +395,10 @@ class RepairedTasks(ApiAnswer, BulkReport, frozen=True, kw_only=True, tag="a2a_b
 async def find_a2a_tasks(services: Services, caller: Principal, request: FindRequest) -> Found:
     if caller.operator:
         return fill(Found, await task_search.find(services.ledger, caller, request))
-    whose, catalogue = caller.tenant or caller.agent.pubkey, services.catalogue
-    opened = msgspec.structs.replace(request, after=catalogue.cursors.open(whose, request.after or ""))
+    owner, catalogue = caller.tenant or caller.agent.pubkey, services.catalogue
+    opened = msgspec.structs.replace(request, after=catalogue.cursors.open(owner, request.after or ""))
     page = await task_search.find(services.ledger, caller, opened)
-    return fill(Found, page, next=catalogue.cursors.seal(whose, page.next) if page.next else None)
+    return fill(Found, page, next=catalogue.cursors.seal(owner, page.next) if page.next else None)
 
 
 async def count_a2a_tasks(services: Services, caller: Principal, _: EmptyRequest) -> Counted:
@@ -406,8 +406,8 @@ async def count_a2a_tasks(services: Services, caller: Principal, _: EmptyRequest
 
 
 async def repair_a2a_tasks(services: Services, caller: Principal, request: RepairTasks) -> RepairedTasks:
-    chosen = await spell_ids(services, caller, request.filter)
-    request = msgspec.structs.replace(request, filter=chosen)
+    filters = await expand_ids(services, caller, request.filter)
+    request = msgspec.structs.replace(request, filter=filters)
     return fill(RepairedTasks, await repair_tasks(services.ledger, services.exchange, caller, request))
 
 
@@ -470,6 +470,6 @@ OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
         "POST",
         "/a2a/repair/bulk",
         repair_a2a_tasks,
-        "Requeue, end or cancel the tasks that a filter leaves; dry at first",
+        "Requeue, end or cancel all tasks that match a filter; a dry run unless `dry_run` is false",
     ),
 )

@@ -173,10 +173,12 @@ class AgentShown(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     @classmethod
     def of(cls, agent: CatalogueAgent, nodes: Sequence[str] = ()) -> AgentShown:
-        made = agent.definition
+        definition = agent.definition
         of_agent = {name: getattr(agent, name) for name in ("source", "created_at_ms", "updated_at_ms")}
         node_names = tuple(nodes) or msgspec.UNSET
-        return fill(cls, made, agent_def=made, ignored=ignored_keys(made), nodes=node_names, **of_agent)
+        return fill(
+            cls, definition, agent_def=definition, ignored=ignored_keys(definition), nodes=node_names, **of_agent
+        )
 
 
 class AgentList(ApiAnswer, frozen=True, kw_only=True, tag="agent_list"):
@@ -204,10 +206,10 @@ class AgentRemovedAnswer(ApiAnswer, frozen=True, kw_only=True, tag="agent_remove
 
 
 def _shown(services: Services, tenant: Tenant) -> TenantShown:
-    return fill(TenantShown, tenant, **_beside(services, tenant))
+    return fill(TenantShown, tenant, **_derived_fields(services, tenant))
 
 
-def _beside(services: Services, tenant: Tenant) -> dict[str, Any]:
+def _derived_fields(services: Services, tenant: Tenant) -> dict[str, Any]:
     agents = len(services.catalogue.agents(tenant.name))
     return {"disabled": tenant.disabled_at_ms is not None, "agents": agents}
 
@@ -220,7 +222,7 @@ async def add_tenant(services: Services, caller: Principal, request: AddTenantRe
 async def list_tenants(services: Services, caller: Principal, _: EmptyRequest) -> TenantList:
     found = await services.tenancy.list(caller)
     used = zip(found, await services.tenant_usage.measure(found), strict=True)
-    listed = [fill(TenantListed, tenant, use=use, **_beside(services, tenant)) for tenant, use in used]
+    listed = [fill(TenantListed, tenant, use=use, **_derived_fields(services, tenant)) for tenant, use in used]
     return TenantList(tenants=fit(listed))
 
 
@@ -273,8 +275,8 @@ async def tenant_traces(services: Services, caller: Principal, request: TenantRe
 async def add_agent(services: Services, caller: Principal, request: AddAgentRequest) -> AgentAdded:
     acting = await services.tenancy.acting(caller, request.tenant)
     definition = read_agent_definition(request.agent_def)
-    put = services.catalogue.replace if request.replace else services.catalogue.store
-    return AgentAdded(tenant=request.tenant, agent=AgentShown.of(await put(acting, definition)))
+    save = services.catalogue.replace if request.replace else services.catalogue.store
+    return AgentAdded(tenant=request.tenant, agent=AgentShown.of(await save(acting, definition)))
 
 
 async def list_agents(services: Services, caller: Principal, request: ListAgentsRequest) -> AgentList:

@@ -100,25 +100,27 @@ class IdentityAdmin:
                 "invalid_limit",
                 f"an enrolment takes at most {GRANTS_PER_ENROLMENT_MAX} grants; grant the others afterwards",
             )
-        key, actions = self._placed(display, pubkey, actions)
+        key, actions = self._key_and_actions(display, pubkey, actions)
         agent = AgentId(display, key)
         taken = self._ledger.enrolled(agent)
         if taken is not None and taken.pubkey == key:
             raise Conflict("pubkey_taken", f"this key is enrolled already, as {taken.display}")
-        token, shown = ("", certificate_key(certificate)) if certificate is not None else (new_token(), "")
+        token, certificate_hash = ("", certificate_key(certificate)) if certificate is not None else (new_token(), "")
         if certificate is not None:
-            check_certificate_free(self._ledger, shown)
+            check_certificate_free(self._ledger, certificate_hash)
         identity = Identity(
             agent=agent,
-            token_sha256=shown or token_hash(token),
-            token_prefix=shown[:CERTIFICATE_PREFIX_LENGTH] or token[:TOKEN_PREFIX_LENGTH],
+            token_sha256=certificate_hash or token_hash(token),
+            token_prefix=certificate_hash[:CERTIFICATE_PREFIX_LENGTH] or token[:TOKEN_PREFIX_LENGTH],
             registered_at_ms=self._ledger.now_ms(),
         )
         grants = tuple(self._sign(agent, action, {}, None) for action in actions)
         await self._ledger.commit(Enroll(by=principal.agent, identity=identity, grants=grants))
         return EnrolledIdentity(identity=identity, token=token, granted=grants)
 
-    def _placed(self, display: str, pubkey: str | None, actions: Sequence[str]) -> tuple[PublicKey, Sequence[str]]:
+    def _key_and_actions(
+        self, display: str, pubkey: str | None, actions: Sequence[str]
+    ) -> tuple[PublicKey, Sequence[str]]:
         """The key of a new identity, and the actions that are granted to it."""
         given = check_pubkey(pubkey) if pubkey is not None else None
         reserved = self._reserved(display)
@@ -135,7 +137,7 @@ class IdentityAdmin:
     async def revoke(self, principal: Principal, which: str, *, force: bool = False) -> Identity:
         """Revokes a token, by display or token prefix, and ends its live connections."""
         await require_operator(self._ledger, principal, "revoking an identity")
-        identity = await self._one(which)
+        identity = await self._find(which)
         if identity.operator and not force:
             await self._ledger.commit(
                 WriteAuditRow(
@@ -156,7 +158,7 @@ class IdentityAdmin:
 
     async def rotate(self, principal: Principal, which: str | None) -> EnrolledIdentity:
         await require_operator(self._ledger, principal, "rotating a token")
-        old_hash = principal.token_sha256 if which is None else (await self._one(which)).token_sha256
+        old_hash = principal.token_sha256 if which is None else (await self._find(which)).token_sha256
         token = new_token()
         if old_hash == principal.token_sha256:
             # First the file, then the record: a daemon that finds an unknown token in the file at its start takes it
@@ -176,7 +178,7 @@ class IdentityAdmin:
         await require_operator(self._ledger, principal, "purging identities")
         return await self._ledger.commit(PurgeIdentities(by=principal.agent, before_ms=before_ms))
 
-    async def _one(self, which: str) -> Identity:
+    async def _find(self, which: str) -> Identity:
         """The live identity with this display or key, or the only one whose display, key or token begins with it."""
         if not which:
             raise Invalid("invalid_identity", "name an identity by name@host, or by the prefix of its token")
@@ -187,7 +189,7 @@ class IdentityAdmin:
             for each in live
             if any(name.startswith(which) for name in (each.agent.display, each.agent.pubkey, each.token_prefix))
         ]
-        return choose(which, named or candidates, "identity", _named, code="ambiguous_identity")
+        return choose(which, named or candidates, "identity", _describe_identity, code="ambiguous_identity")
 
     async def grant(
         self,
@@ -200,7 +202,7 @@ class IdentityAdmin:
     ) -> Grant:
         """Grants a capability; only the operator may. `to` is by default the operator itself."""
         await require_operator(self._ledger, principal, "granting a capability", action=action)
-        subject = principal.agent if to is None else (await self._one(to)).agent
+        subject = principal.agent if to is None else (await self._find(to)).agent
         if expires_at is not None and expires_at <= self._ledger.now_ms():
             raise Invalid("invalid_expiry", "expires_at is already past; give epoch milliseconds in the future")
         grant = self._sign(subject, action, scope or {}, expires_at)
@@ -239,7 +241,7 @@ class IdentityAdmin:
                 and each.signature_b58.startswith(signature_b58)
             ]
             if candidates or principal.operator:
-                signature_b58 = choose(signature_b58, candidates, "grant", _granted).signature_b58
+                signature_b58 = choose(signature_b58, candidates, "grant", _describe_grant).signature_b58
         grant = next((g for g in known if g.signature_b58 == signature_b58), None)
         if not principal.operator and (grant is None or grant.subject.pubkey != principal.agent.pubkey):
             await require_operator(self._ledger, principal, "revoking another's capability")
@@ -285,11 +287,11 @@ class IdentityAdmin:
         return purged
 
 
-def _named(identity: Identity) -> str:
+def _describe_identity(identity: Identity) -> str:
     return f"{identity.agent.display} ({identity.token_prefix}…)"
 
 
-def _granted(grant: Grant) -> str:
+def _describe_grant(grant: Grant) -> str:
     return f"{grant.signature_b58}  {grant.action}  {grant.subject.display}"
 
 

@@ -34,13 +34,13 @@ CODES_MAX: Final = 64
 
 
 class AuditBudget:
-    """Bounds the audit rows about refused callers: one a window for each source, a few for all strangers."""
+    """Bounds the audit rows about refused callers: one a window for each source, a few for all unknown callers."""
 
     def __init__(self) -> None:
         self._sources: dict[Hashable, tuple[int, int]] = {}
         """For each source: when its window began, and how many rows were left out in it."""
         self._strangers = (0, 0, 0)
-        """For all strangers: when their window began, how many rows they had, and how many were left out."""
+        """For all unknown callers: when their window began, how many rows they had, and how many were left out."""
 
     def spend(self, source: Hashable, now_ms: int, *, stranger: bool) -> int | None:
         """Counts one row. Returns how many rows were left out before it; None: this row is left out, too."""
@@ -49,10 +49,10 @@ class AuditBudget:
             self._sources[source] = (since_ms, left_out + 1)
             return None
         if stranger:
-            crowd = self._crowd(now_ms)
-            if crowd is None:
+            unreported = self._spend_for_stranger(now_ms)
+            if unreported is None:
                 return None
-            left_out += crowd
+            left_out += unreported
         if len(self._sources) >= SOURCES_MAX:
             self._sources.clear()
         self._sources[source] = (now_ms, 0)
@@ -63,7 +63,7 @@ class AuditBudget:
         windows = [*self._sources.values(), (self._strangers[0], self._strangers[2])]
         return sum(left_out for since_ms, left_out in windows if 0 <= now_ms - since_ms < within_ms)
 
-    def _crowd(self, now_ms: int) -> int | None:
+    def _spend_for_stranger(self, now_ms: int) -> int | None:
         since_ms, rows, left_out = self._strangers
         if not 0 <= now_ms - since_ms < WINDOW_MS:
             since_ms, rows = now_ms, 0
@@ -111,7 +111,7 @@ class IdentityAuth:
             return None
         return Principal(identity.agent, identity.operator, identity.token_sha256)
 
-    def still(self, principal: Principal) -> bool:
+    def is_valid(self, principal: Principal) -> bool:
         """Whether the principal's token is still valid with the same role."""
         identity = self._ledger.identity(principal.token_sha256)
         return identity is not None and identity.revoked_at_ms is None and identity.operator == principal.operator
@@ -216,7 +216,7 @@ class LoginCodes:
         until_ms, principal = self._codes.pop(token_hash(code), (0, None))
         if principal is None or self._ledger.clock.monotonic_ms() >= until_ms:
             return None
-        return principal if self._identity_auth.still(principal) else None
+        return principal if self._identity_auth.is_valid(principal) else None
 
 
 def may_view(ledger: IdentityLedger, principal: Principal) -> bool:

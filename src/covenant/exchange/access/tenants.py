@@ -36,7 +36,7 @@ WHERE_TOKENS_ARE: Final = (
     "the operator's is in operator.token in the daemon's home, a tenant's was shown when it was made"
 )
 RUNNING_RETRY_MS: Final = 1_000
-"""The end of a running request is not known. This is short enough to be tried soon, long enough not to flood."""
+"""When to send again, while a tenant has all its requests running: nobody knows when one of them ends."""
 CONCURRENT: Final = "concurrent_request_limit"
 STREAMS: Final = "stream_limit"
 RATE: Final = "rate_limit"
@@ -47,7 +47,7 @@ STREAMS_MESSAGE: Final = "too many streams are open; close one, or read the task
 
 
 class Caller(msgspec.Struct, frozen=True, gc=False):
-    """A calling tenant. `name` says who exactly calls: idempotency keys belong to that caller alone."""
+    """A calling tenant. `name` identifies the caller: an idempotency key belongs to one caller alone."""
 
     tenant: Tenant
     token_sha256: str
@@ -114,7 +114,7 @@ class TenantAccess:
             self._recognised[token_sha256] = caller
         return caller
 
-    def check_still(self, caller: Caller | Principal) -> None:
+    def check_valid(self, caller: Caller | Principal) -> None:
         """Refuses a caller whose token has ended since it was recognised: the body of a request may take minutes."""
         if self._caller(caller.token_sha256) is None:
             raise unauthenticated()

@@ -28,7 +28,7 @@ from covenant.model.task import DuplicateSafety, Hop, Idempotency, Target, Task
 from covenant.model.task_event import ArtifactUpdate, MessageUpdate, Update
 from covenant.model.tracing import trace_of
 from covenant.wire.call_headers import MEMBERS
-from covenant.wire.json_input import TOLD_NESTING_MAX, deeper_than
+from covenant.wire.json_input import A2A_NESTING_MAX, deeper_than
 
 KEY_LENGTH_MAX: Final = 256
 ID_LENGTH_MAX: Final = 256
@@ -60,18 +60,18 @@ class IdempotencyKey(msgspec.Struct, frozen=True, gc=False):
     idempotent: bool = False
 
 
-class _InMetadata(msgspec.Struct, frozen=True, gc=False):
+class _MetadataKey(msgspec.Struct, frozen=True, gc=False):
     key: str
     duplicate_safety: DuplicateSafety = DuplicateSafety.UNSAFE
 
 
-def read_idempotency(ask: SendMessage, header: str | None) -> IdempotencyKey | None:
+def read_idempotency(request: SendMessage, header: str | None) -> IdempotencyKey | None:
     """The idempotency key of a request: its header's, or its metadata's. Both must agree."""
-    found = (ask.metadata or {}).get(IDEMPOTENCY) or (ask.message.metadata or {}).get(IDEMPOTENCY)
+    found = (request.metadata or {}).get(IDEMPOTENCY) or (request.message.metadata or {}).get(IDEMPOTENCY)
     if found is None:
-        return None if header is None else IdempotencyKey(_key(header))
+        return None if header is None else IdempotencyKey(_checked_key(header))
     try:
-        given = msgspec.convert(found, _InMetadata)
+        given = msgspec.convert(found, _MetadataKey)
     except msgspec.ValidationError as error:
         raise Invalid("invalid_idempotency", f"metadata {IDEMPOTENCY}: {error}") from None
     if header is not None and header != given.key:
@@ -79,7 +79,7 @@ def read_idempotency(ask: SendMessage, header: str | None) -> IdempotencyKey | N
             "invalid_idempotency",
             f"the header Idempotency-Key and metadata {IDEMPOTENCY} name different keys; give one of them",
         )
-    return IdempotencyKey(_key(given.key), given.duplicate_safety is DuplicateSafety.IDEMPOTENT)
+    return IdempotencyKey(_checked_key(given.key), given.duplicate_safety is DuplicateSafety.IDEMPOTENT)
 
 
 def read_not_before(metadata: dict[str, Any]) -> int | None:
@@ -104,7 +104,7 @@ def _whole_number(given: object) -> int | None:
     return given if type(given) is int else None
 
 
-def _key(key: str) -> str:
+def _checked_key(key: str) -> str:
     if not key.strip() or len(key) > KEY_LENGTH_MAX:
         raise Invalid("invalid_idempotency", f"an idempotency key must have 1 to {KEY_LENGTH_MAX} characters")
     return key
@@ -346,8 +346,8 @@ def check_name(name: str | None, where: str) -> None:
 
 
 def check_depth(value: Any, where: str) -> None:
-    if deeper_than(value, TOLD_NESTING_MAX):
-        raise Invalid("invalid_content", f"{where}: nested more than {TOLD_NESTING_MAX} levels deep")
+    if deeper_than(value, A2A_NESTING_MAX):
+        raise Invalid("invalid_content", f"{where}: nested more than {A2A_NESTING_MAX} levels deep")
 
 
 def check_update(update: Update) -> None:

@@ -29,8 +29,8 @@ from covenant.model.task_view import RESTING, Artifact, TaskState, TaskView, Tas
 from covenant.model.usage import USAGE, add_usage, read_usage
 from covenant.wire.sse import KEEP_ALIVE_S
 
-KEPT_MAX: Final = 256
-KEPT_CHARACTERS_MAX: Final = 8_192
+CACHED_MAX: Final = 256
+CACHED_CHARACTERS_MAX: Final = 8_192
 """Only views with at most this much text are cached. Larger ones are read again."""
 WATCH_S: Final = 60.0
 """How long one wait for a task's steps takes, where the caller names no limit."""
@@ -44,22 +44,22 @@ PAGE: Final = 1_000
 class TaskReader:
     def __init__(self, ledger: TaskLedger) -> None:
         self._ledger = ledger
-        self._kept: OrderedDict[TaskId, TaskView] = OrderedDict()
-        ledger.on_erased(self._kept.clear)
+        self._cache: OrderedDict[TaskId, TaskView] = OrderedDict()
+        ledger.on_erased(self._cache.clear)
 
     async def get(self, task_id: TaskId, scope: TaskScope) -> TaskView:
         """The task in its current state. A task outside the scope is refused as one that does not exist."""
-        view = self._kept.get(task_id)
+        view = self._cache.get(task_id)
         if view is not None:
             if not _covers(scope, view):
                 raise unknown_task(task_id)
-            self._kept.move_to_end(task_id)
+            self._cache.move_to_end(task_id)
             return view
         view = (await self.past(task_id, scope=scope)).view()
         if view is None or not _covers(scope, view):
             raise unknown_task(task_id)
         if view.state.terminal:
-            self.keep(view)
+            self._cache_ended(view)
             return view
         entry = await self._ledger.entry(task_id)
         lost = entry is not None and entry.holder_lost(self._ledger.alive)
@@ -100,7 +100,7 @@ class TaskReader:
                 if not 0 <= after <= first.generation:
                     raise Invalid(invalid, f"task {task_id} is at generation {first.generation}, before {after}")
                 if max(1, after) < first.generation:
-                    first = (await self.past(task_id, max(1, after))).known()
+                    first = (await self.past(task_id, max(1, after))).existing_view()
             return TaskStream(self._ledger, watch, first, ends_when_parked=ends_when_parked)
 
     async def at_rest(
@@ -119,18 +119,18 @@ class TaskReader:
             if left_s <= 0 or watch.cut:
                 builder = await self.past(task_id)
                 break
-            # Steps on the way are delivered when the task rests: nobody reads them before.
+            # The watch holds the steps back until the task rests: nobody reads them before.
             builder.catch_up(await watch.next(left_s, until_rest=True))
             if wait_ms is not None and builder.state not in RESTING:
                 left_s = until_s - loop_s()
-        return builder.known()
+        return builder.existing_view()
 
-    def keep(self, view: TaskView) -> None:
-        if not view.state.terminal or _characters(view) > KEPT_CHARACTERS_MAX:
+    def _cache_ended(self, view: TaskView) -> None:
+        if not view.state.terminal or _characters(view) > CACHED_CHARACTERS_MAX:
             return
-        self._kept[view.task.id] = view
-        if len(self._kept) > KEPT_MAX:
-            self._kept.popitem(last=False)
+        self._cache[view.task.id] = view
+        if len(self._cache) > CACHED_MAX:
+            self._cache.popitem(last=False)
 
 
 def _covers(scope: TaskScope, view: TaskView) -> bool:
@@ -148,7 +148,7 @@ def _characters(view: TaskView) -> int:
     shown: tuple[MessageUpdate | Artifact, ...] = (*view.history, *view.artifacts)
     for each in shown:
         for part in each.parts:
-            found += len(part.text) if type(part) is Text else KEPT_CHARACTERS_MAX
+            found += len(part.text) if type(part) is Text else CACHED_CHARACTERS_MAX
     return found
 
 
@@ -186,17 +186,17 @@ def _count_below(node: TreeNode) -> int:
     return len(node.children) + sum(map(_count_below, node.children))
 
 
-async def _with_peers(ledger: DelegationLedger, node: TreeNode, left: list[int]) -> TreeNode:
-    """`left`: for how many more delegations their sub-delegations are read."""
+async def _with_peers(ledger: DelegationLedger, node: TreeNode, reads_left: list[int]) -> TreeNode:
+    """`reads_left`: the number of further delegations whose sub-delegations may be read."""
     delegation = await ledger.delegation_of(node.task_id)
-    children = tuple([await _with_peers(ledger, child, left) for child in node.children])
+    children = tuple([await _with_peers(ledger, child, reads_left) for child in node.children])
     if delegation is not None and delegation.role is DelegationRole.REQUESTER:
         if not delegation.ended:
             children = (*children, *map(remote_node, delegation.below))
-        elif left[0] > 0:
-            left[0] -= 1
+        elif reads_left[0] > 0:
+            reads_left[0] -= 1
             children = (*children, *await read_sub_delegations(ledger, node.task_id))
-        return _elsewhere(node, children, await _by_task(ledger, node, delegation))
+        return _with_delegation(node, children, await _by_task(ledger, node, delegation))
     if all(new is old for new, old in zip(children, node.children, strict=True)):
         return node
     return msgspec.structs.replace(node, children=children)
@@ -209,7 +209,7 @@ async def _by_task(ledger: DelegationLedger, node: TreeNode, delegation: Delegat
     return by_task(delegation, task_outcome(task.a2a_state, task.cause, task.result) if task is not None else None)
 
 
-def _elsewhere(node: TreeNode, children: tuple[TreeNode, ...], delegation: Delegation) -> TreeNode:
+def _with_delegation(node: TreeNode, children: tuple[TreeNode, ...], delegation: Delegation) -> TreeNode:
     # The usage is in the result, once there is one; until then, as the provider last reported it.
     used = (usage_amounts(delegation.usage) or msgspec.UNSET) if node.usage is msgspec.UNSET else node.usage
     return msgspec.structs.replace(

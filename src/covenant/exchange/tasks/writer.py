@@ -41,7 +41,7 @@ from covenant.model.tracing import (
 )
 
 DRAINING: Final = "draining"
-AGAIN_S: Final = 1.0
+RETRY_S: Final = 1.0
 """The pause between two queries to a ledger whose database is down."""
 RETRY_MS: Final = 5_000
 """When to send again: about when another daemon, or this one after a restart, is ready."""
@@ -49,7 +49,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class DrainStatus(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """`running`: turns of this daemon's own agents. Tasks leased to others, queued, parked or undrained stay."""
+    """The progress of a drain. `running`: turns of this daemon's own agents. Other tasks stay as they are."""
 
     draining: bool
     running: int
@@ -166,7 +166,7 @@ class TaskWriter:
         A task with a minted id has no digest: nobody knows the id yet, so nobody can send the task again. `sent`: the
         task as its client sent it, where its files are stored already; the digest covers that one.
         """
-        if sent is None and task.parts and self.files is not None and self.files.concerns(task.parts):
+        if sent is None and task.parts and self.files is not None and self.files.may_store(task.parts):
             return self._submit_files(self.files, task, bytes_max=bytes_max, push=push, minted=minted)
         former: tuple[str, ...] = ()
         body_bytes: int | None = None
@@ -312,8 +312,8 @@ class TaskWriter:
         return self._ledger.commit(Cancel(task_id=task_id, viewer=viewer, recipient=recipient, by=by, reason=reason))
 
     async def _start_later(self, task: Task, slot: WorkerSlot) -> None:
-        """Starts a task that was leased to this run and not started. Otherwise the slot is free again."""
-        entry = await self._find_out(task.id)
+        """Starts a task that was leased to this run of the daemon and not started. Otherwise frees the slot."""
+        entry = await self._entry_when_available(task.id)
         lease = entry.lease if entry is not None and entry.state is State.LEASED else None
         starter = slot.starter
         if (
@@ -325,13 +325,13 @@ class TaskWriter:
         else:
             slot.give_back()
 
-    async def _find_out(self, task_id: TaskId) -> Entry | None:
+    async def _entry_when_available(self, task_id: TaskId) -> Entry | None:
         """Asks the ledger until it answers, however long its database is down."""
         while True:
             try:
                 return await self._ledger.entry(task_id)
             except Unavailable:
-                await asyncio.sleep(AGAIN_S)
+                await asyncio.sleep(RETRY_S)
 
 
 def _digest(task: Task, push: PushConfig | None) -> tuple[str, int]:

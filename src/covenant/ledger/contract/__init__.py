@@ -6,8 +6,8 @@ Promises of every engine:
 - Commands are decided as if one after the other. Commands that are decided at the same time may together exceed a limit
   that is counted.
 - Repeating a command under the same ids gives the same answer.
-- A receive or drain without a request id whose caller is cancelled while it waits is given back before the cancel is
-  passed on. With a request id it stands: the same request again returns the same.
+- If the caller of a receive or drain without a request id is cancelled while it waits, what it took is given back
+  before the cancel is passed on. With a request id nothing is given back: the same request again returns the same.
 - After a failed write, `commit` raises `Unavailable` if it cannot find out whether the write succeeded. Reads go on.
 """
 
@@ -38,7 +38,7 @@ class Commits(Protocol):
         """The wall clock, for timestamps. Waits use `clock.monotonic_ms`; decisions by age use `clock.ages`."""
 
     def alive(self, node: str | None, boot: str) -> bool:
-        """Whether this run of a node may still be alive. A lease of a run that is not has lost its holder."""
+        """Whether this run of a node may still be alive. The leases of any other run have lost their holder."""
 
     async def commit(self, command: Command[A]) -> A: ...
     async def durable(self) -> None:

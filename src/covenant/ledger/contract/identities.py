@@ -77,7 +77,10 @@ class IdentityLedger(Commits, Protocol):
         """
 
     def residents(self) -> Sequence[Resident]:
-        """The agents that other nodes have announced, unless long gone. A change counts as one of stored agents."""
+        """The agents that other nodes have announced, unless those nodes are long gone.
+
+        A change of them is reported to listeners as one of stored agents.
+        """
 
     async def tenants(self) -> Sequence[Tenant]:
         """All tenants, oldest first."""
@@ -115,13 +118,16 @@ class AuditLedger(Commits, Protocol):
         """The newest matching rows, oldest first. `below`: only rows at places before this one."""
 
     async def audited(self, timeout_ms: int) -> bool:
-        """Waits until any node writes an audit row. Rows count from the first await on, so look before it."""
+        """Waits until any node writes an audit row.
+
+        Only rows after the beginning of the wait count: begin it, then read the rows, then await it.
+        """
 
     async def audit_before(self, before_ms: int) -> Sequence[AuditMark]:
         """The rows that a purge would drop, chain by chain."""
 
     async def audit_heads(self) -> Sequence[AuditMark]:
-        """The last row of each chain, if there are several: recorded in another chain, it reveals a cut end."""
+        """The last row of each chain, if there are several. Another chain that has recorded it reveals a cut end."""
 
     async def audit_verify(self) -> AuditReport:
         """Verifies every chain from its beginning."""

@@ -43,7 +43,7 @@ class PeerLedger(Commits, Protocol):
     def tenant(self, name: str) -> Tenant | None: ...
     async def delegation(self, key: DelegationKey) -> Delegation | None: ...
     async def delegation_of(self, task_id: TaskId) -> Delegation | None:
-        """The delegation of a local task, whether the task requested it or does its work."""
+        """The delegation that a local task requested, or whose work it does."""
 
     async def delegations(self) -> Sequence[Delegation]:
         """Delegations by their last change, newest first; of ended ones, as many as are kept."""
@@ -119,7 +119,7 @@ class LedgerNode(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     boot: str
     alive: bool
     left: bool = False
-    """It was stopped, and said so. One that is neither alive nor has left is lost."""
+    """It was stopped in order. A node that is neither alive nor has left is lost."""
     started_at_ms: int
     seen_at_ms: int
     """When the node was last known to be alive."""
@@ -133,10 +133,10 @@ class Ledger(DelegationLedger, PushLedger, IdentityLedger, AuditLedger, Protocol
         """The recent changes by any node. For a single consumer."""
 
     async def compact(self) -> int:
-        """Merges sealed history into a snapshot. Returns how many events of resolved tasks were dropped."""
+        """Frees the room of tasks that are not live any more. Returns how many events of them were dropped."""
 
     async def maintain(self) -> int | None:
-        """Compacts if it is worthwhile. Returns how many events were dropped, or None if there was nothing to do."""
+        """Compacts if it is worthwhile. Returns the same number, or None if there was nothing to do."""
 
     async def erase_tasks(self, which: EraseTasks) -> Erased:
         """Erases a batch of finished tasks. Afterwards only their ids are known."""
@@ -161,13 +161,13 @@ class Ledger(DelegationLedger, PushLedger, IdentityLedger, AuditLedger, Protocol
         """The number of nodes that serve this ledger now, as far as this node knows."""
 
     def leads(self, name: str) -> bool:
-        """Whether this node is the one that does the named work, which a single node does.
+        """Whether this node does the named work, which only one node does at a time.
 
-        Asking is applying for it: some node gets the work soon, for as long as its run lives.
+        A call also applies for the work: one of the nodes that applied gets it soon, for as long as its run lives.
         """
 
     def shares(self, work: str, part: str) -> bool:
-        """Whether this node does this part of some work, which all nodes that ask for it share.
+        """Whether this node does this part of some work, which is divided among all nodes that call this for it.
 
         No part is done by two nodes at once. When a node comes or goes, its parts move within seconds.
         """
@@ -203,7 +203,7 @@ class SharedLedger(Ledger, Protocol):
         """The version of the registers, and the tenants that were removed after that version and are not back."""
 
     def ledger_epoch(self) -> str | None:
-        """The ledger's epoch; None: the first one. A restore begins a new one."""
+        """The ledger's epoch, which a restore begins; None before the first restore."""
 
-    def end(self) -> int:
-        """The batches that all nodes have committed, as far as this node knows (`durable`: all before the call)."""
+    def committed_batches(self) -> int:
+        """The number of batches of all nodes, as far as this node knows. After `durable`: all before that call."""

@@ -222,7 +222,7 @@ def passes(query: TaskQuery, entry: Entry) -> bool:
     task = entry.task
     if not may_see(query, task):
         return False
-    wanted = (
+    filters = (
         (query.agent, task.recipient.display),
         (query.sender, task.sender.display),
         (query.tenant, task.tenant),
@@ -236,7 +236,7 @@ def passes(query: TaskQuery, entry: Entry) -> bool:
     return (
         (not query.states or entry.state in query.states)
         and (not query.outcomes or entry.ending in query.outcomes)
-        and all(value is None or value == given for value, given in wanted)
+        and all(wanted is None or wanted == value for wanted, value in filters)
         and (query.id is None or task.id.startswith(query.id))
         and (query.attempt_min is None or entry.attempt >= query.attempt_min)
         and (query.since_ms is None or entry.accepted_at_ms >= query.since_ms)

@@ -1,6 +1,8 @@
+"""Tasks and push configurations: the structs of their reads, and what every engine promises of them."""
+
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
@@ -16,7 +18,7 @@ from covenant.model.task_event import Step
 from covenant.model.usage import add_usage, read_usage, usage_in
 
 READ_BYTES_MAX: Final = 8 << 20
-"""Beyond this size no further task or result is read for one answer. An answer has at least one, however large."""
+"""Above this size no further task or result is read for one answer. An answer has at least one, however large."""
 
 
 class QueueEntry(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
@@ -74,7 +76,7 @@ class Listing(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class TaskScope(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """Restricts whose tasks are visible. A task outside it is unknown, and nothing of it is read. None: any task."""
+    """Restricts which tasks are visible. A task outside it is unknown, and nothing of it is read. None: any party."""
 
     recipient: PublicKey | None = None
     sender: PublicKey | None = None
@@ -194,7 +196,7 @@ class TreeRow(msgspec.Struct, frozen=True, kw_only=True):
     remote_note: dict[str, Any] | None
 
 
-def grow_tree(root: TaskId, rows: Sequence[TreeRow]) -> TreeNode:
+def build_tree(root: TaskId, rows: Sequence[TreeRow]) -> TreeNode:
     known: dict[TaskId, TreeRow] = {}
     below: dict[TaskId, list[TreeRow]] = {}
     for row in rows:
@@ -248,12 +250,12 @@ class Watch(Protocol):
 
     @property
     def cut(self) -> bool:
-        """Whether steps were skipped: the reader was too slow, or the disk failed. It must restart at its cursor."""
+        """Whether steps were skipped: the reader was too slow, or the ledger failed. It must restart at its cursor."""
 
     async def next(self, timeout_s: float, *, until_rest: bool = False) -> Sequence[Step]:
-        """The durable steps since the last call, in order, at least one; none after the timeout, or when `cut`.
+        """The durable steps since the last call, in order. There may be none after the timeout, or when `cut`.
 
-        `until_rest`: returns only with a step that ends or parks the task, or after very many others.
+        `until_rest`: returns only with a step that ends or parks the task, after very many steps, or after the timeout.
         """
 
     def __enter__(self) -> Self: ...
@@ -282,16 +284,16 @@ class Waiter(Protocol):
 
 class PushLedger(Commits, Protocol):
     def on_push(self, callback: Callable[[TaskId, Step | None], None]) -> None:
-        """Registers the callback for each durable change of a task with push configurations, or of one of them.
+        """Registers the callback for each durable change of a task with push configurations, or of a configuration.
 
-        The step is None if the task itself took none. There is one listener.
+        The step is None for a change without a step of the task. There is one listener.
         """
 
     async def pushes(self, task_id: TaskId) -> Sequence[Push]:
         """A task's push configurations, oldest first."""
 
     async def outbox(self) -> Sequence[Push]:
-        """All push configurations, whose last delivery is still to come."""
+        """All push configurations."""
 
 
 class TaskLedger(Commits, Protocol):
@@ -318,6 +320,9 @@ class TaskLedger(Commits, Protocol):
 
     async def parties(self, task_id: TaskId) -> Parties | None:
         """The parties of a task, live or finished. The cost does not depend on the task's size."""
+
+    async def tenants_of(self, task_ids: Collection[TaskId]) -> Mapping[TaskId, str | None]:
+        """The tenants of these tasks, live or finished, read together. Unknown tasks are left out."""
 
     def watch(self, task_id: TaskId, *, new: bool = False) -> Watch:
         """Watches each step of a task from now on; the task need not exist yet. For the past, read `steps` after this.

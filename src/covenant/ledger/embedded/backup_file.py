@@ -53,6 +53,7 @@ HOME_FILES: Final = (
     "operator.token",
     "mcp_servers.json",
     "a2a_agents.json",
+    "model_prices.json",
     "identity",
     "agents",
     "memory",

@@ -52,7 +52,7 @@ from covenant.model.ids import TaskId, parse_task_id
 FOLDER_NAME: Final = "blobs"
 INCOMING: Final = "incoming"
 BYTES: Final = "bytes"
-TASKS_TOLD_MAX: Final = 10
+TASKS_LISTED_MAX: Final = 10
 _IS_TASK: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}").fullmatch
 
 
@@ -63,7 +63,7 @@ class BlobFolder:
         self._new_id = new_id
         self._lock = threading.Lock()
         self._usage: dict[str, list[int]] = {}
-        self._walk = self._walked()
+        self._walk = self._all_references()
         self._listed: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         make_owned_folder(folder, exist_ok=True)
         _drop(folder / INCOMING)
@@ -197,12 +197,12 @@ class BlobFolder:
             if len(found) >= limit:
                 break
             try:
-                tasks, at = _references(place), os.lstat(place / BYTES)
+                tasks, found_bytes = _references(place), os.lstat(place / BYTES)
             except FileNotFoundError:
                 continue
-            told, at_ms = tuple(nsmallest(TASKS_TOLD_MAX, tasks)), at.st_mtime_ns // 1_000_000
+            listed, at_ms = tuple(nsmallest(TASKS_LISTED_MAX, tasks)), found_bytes.st_mtime_ns // 1_000_000
             stored = StoredBlob(
-                sha256=place.name, size=at.st_size, stored_at_ms=at_ms, references=len(tasks), tasks=told
+                sha256=place.name, size=found_bytes.st_size, stored_at_ms=at_ms, references=len(tasks), tasks=listed
             )
             found.append(stored)
         return found
@@ -212,8 +212,8 @@ class BlobFolder:
         references = blobs = size = 0
         for place, tasks in found.items():
             old = await asyncio.to_thread(_old_references, place, tasks, before_ms)
-            lost = [place / task_id for task_id in old if not await known(task_id)]
-            dropped, freed = await asyncio.to_thread(self._take_out, place, lost, before_ms)
+            unreferenced = [place / task_id for task_id in old if not await known(task_id)]
+            dropped, freed = await asyncio.to_thread(self._collect_one, place, unreferenced, before_ms)
             references += dropped
             if freed is not None:
                 blobs, size = blobs + 1, size + freed
@@ -230,20 +230,20 @@ class BlobFolder:
                 left -= 1
             if not left or (task_id is None and len(found) == COLLECTED_MAX):
                 return found, True
-        self._walk = self._walked()
+        self._walk = self._all_references()
         return found, False
 
-    def _walked(self) -> Iterator[tuple[Path, TaskId | None]]:
+    def _all_references(self) -> Iterator[tuple[Path, TaskId | None]]:
         """Each reference, and None at the end of each blob. A pass takes some, and the next pass those after them."""
         for place in all_places(self.path):
             with suppress(OSError), os.scandir(place) as found:
                 yield from ((place, TaskId(each.name)) for each in found if _IS_TASK(each.name))
                 yield place, None
 
-    def _take_out(self, place: Path, lost: Sequence[Path], before_ms: int) -> tuple[int, int | None]:
+    def _collect_one(self, place: Path, unreferenced: Sequence[Path], before_ms: int) -> tuple[int, int | None]:
         dropped = 0
         with self._lock:
-            for path in lost:
+            for path in unreferenced:
                 if _aged(path, before_ms):  # unless it was made anew meanwhile
                     fault_points.point("blobs.drop_reference")
                     path.unlink(missing_ok=True)
@@ -279,7 +279,7 @@ class BlobFolder:
         for space in await asyncio.to_thread(self._spaces):
             for place in await asyncio.to_thread(lambda each: list(self._places(each)), space):
                 found = await asyncio.to_thread(fault_at, place, hashes=hashes)
-                references = nsmallest(TASKS_TOLD_MAX, await asyncio.to_thread(_references, place))
+                references = nsmallest(TASKS_LISTED_MAX, await asyncio.to_thread(_references, place))
                 if found is None and not any([await known(each) for each in references]):
                     found = BlobFault("orphan", space, place.name, "no task refers to it; the collector takes it")
                 if found is not None:
@@ -340,7 +340,7 @@ class _ReadFile:
                 self._fd = self._fd if self._fd >= 0 else self._open()
                 return os.pread(self._fd, length, start)
         finally:
-            self._let_go()
+            self._close_if_idle()
 
     def _open(self) -> int:
         try:
@@ -350,9 +350,9 @@ class _ReadFile:
 
     def close(self) -> None:
         self._closed = True
-        self._let_go()
+        self._close_if_idle()
 
-    def _let_go(self) -> None:
+    def _close_if_idle(self) -> None:
         if self._closed and self._lock.acquire(blocking=False):
             if self._fd >= 0:
                 os.close(self._fd)

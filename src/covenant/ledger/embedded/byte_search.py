@@ -38,14 +38,14 @@ _PACKED: Final = ("packed_task", "packed_result", "packed_updates", "packed_hand
 _places = msgspec.json.Decoder(tuple[SearchedPlace, ...]).decode
 
 
-async def search_apart(archive: Path, folder: Path, tenant: str, keys: Sequence[str]) -> Sequence[SearchedPlace]:
-    output, failure = await run_apart(__name__, str(archive), str(folder), tenant, msgspec.json.encode(keys).decode())
+async def search_in_process(archive: Path, folder: Path, tenant: str, keys: Sequence[str]) -> Sequence[SearchedPlace]:
+    output, failure = await run_module(__name__, str(archive), str(folder), tenant, msgspec.json.encode(keys).decode())
     if failure:
         raise Unavailable("search_failed", f"the ledger could not be searched {failure}")
     return _places(output)
 
 
-async def run_apart(module: str, *arguments: str) -> tuple[bytes, str]:
+async def run_module(module: str, *arguments: str) -> tuple[bytes, str]:
     """Runs a module of ours as a process. Returns its output, and why it failed, if it did. Cancelling kills it."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,

@@ -15,10 +15,10 @@ from typing import Final
 from covenant.model.errors import HomeUnusable
 
 MIB: Final = 1 << 20
-_ROOM: Final = "make room, and start it again; nothing that was acknowledged is lost"
-_WAYS_OUT: Final = {
-    errno.ENOSPC: _ROOM,
-    errno.EDQUOT: _ROOM,
+_MAKE_ROOM: Final = "make room, and start it again; nothing that was acknowledged is lost"
+_FIXES: Final = {
+    errno.ENOSPC: _MAKE_ROOM,
+    errno.EDQUOT: _MAKE_ROOM,
     errno.EROFS: "mount its file system for writing, or choose another home with --home",
     errno.EACCES: "run it as the owner of the home, or give the home to the user who runs it (chown -R)",
     errno.EPERM: "run it as the owner of the home, or give the home to the user who runs it (chown -R)",
@@ -45,9 +45,9 @@ def unusable(path: Path, reason: str, number: int | None) -> HomeUnusable:
     free = free_bytes(path.parent)
     # SQLite reports an I/O error when there is no room for its shared memory.
     full = free is not None and free < MIB and number != errno.EROFS
-    known = _ROOM if full else _WAYS_OUT.get(number or 0)
-    way_out = f"{known}; " if known else ""
-    message = f"{path}: {reason}{free_space_text(path)}; {way_out}`covenant doctor` looks at all of the home"
+    known = _MAKE_ROOM if full else _FIXES.get(number or 0)
+    fix = f"{known}; " if known else ""
+    message = f"{path}: {reason}{free_space_text(path)}; {fix}`covenant doctor` looks at all of the home"
     return HomeUnusable(message, number)
 
 

@@ -49,8 +49,8 @@ A = TypeVar("A")
 LAG_SLOWS_REPORTS: Final = 100_000
 LAG_REFUSES_TASKS: Final = 1_000_000
 
-LOOK_MS: Final = 10
-"""How often due tasks are looked at: those that are due one after the other are looked at together."""
+DUE_PAUSE_MS: Final = 10
+"""The least pause between two looks at due tasks. Tasks that are due one after the other are settled together."""
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class EmbeddedLedger(Reads):
         self._started_at_ms = clock.now_ms()
         super().__init__(state, storage)
         self._new_id = new_id
-        self._bell = KeyedWakeups()
+        self._wakeups = KeyedWakeups()
         self._task_waiters = QueueWaiters(lambda recipient: bool(self._state.queue.first(recipient, 1)))
         self._result_waiters = QueueWaiters(lambda sender: bool(self._state.results.first(sender, 1)))
         self._watching = TaskWatchers(self._journal.durable_seq)
@@ -86,12 +86,12 @@ class EmbeddedLedger(Reads):
         self.task_waiter = self._task_waiters.waiter
         self.result_waiter = self._result_waiters.waiter
         self.watch = self._watching.watch
-        self._watching.on_audit(lambda: self._bell.ring(("audit",)))
+        self._watching.on_audit(lambda: self._wakeups.wake(("audit",)))
         self._compacting = asyncio.Lock()
         state.watch_holders(self.alive, self.boot)
         self._evict(self._archive.archived_seq)
         storage.follow(self._evict)
-        self._journal.on_durable = self._landed
+        self._journal.on_durable = self._on_durable
         self._journal.on_failure = self._watching.cut
 
     living = staticmethod(partial(int, 1))
@@ -110,7 +110,7 @@ class EmbeddedLedger(Reads):
         known = (isinstance(command, TaskCommand) and command.task_id in self._state.entries) or (
             type(command) is Accept and command.minted
         )
-        recalled = {} if known or not self._forgotten(command) else await self._recall(command)
+        recalled = {} if known or not self._evicted_tasks(command) else await self._recall(command)
         state, now_ms = self._state, self.now_ms()
         if journal.failure is not None:
             raise storage_failed(journal.failure)
@@ -143,12 +143,12 @@ class EmbeddedLedger(Reads):
 
     async def _give_back(self, undo: GiveBack) -> None:
         """Gives back leases or results despite cancellation: they must not stay with nobody."""
-        doing = asyncio.create_task(self.commit(undo))
-        while not doing.done():
+        returning = asyncio.create_task(self.commit(undo))
+        while not returning.done():
             with suppress(asyncio.CancelledError):
-                await asyncio.wait((doing,))
-        if not doing.cancelled():
-            doing.exception()  # the disk failed: the outcome is unknown, and an operator will see the lease
+                await asyncio.wait((returning,))
+        if not returning.cancelled():
+            returning.exception()  # the disk failed: the outcome is unknown, and an operator will see the lease
 
     async def _decide_with_bodies(self, command: Command[Any], needed: TaskId) -> tuple[Decision, int]:
         """Reads one body after the other until the command can be decided. Returns the decision and its time.
@@ -179,28 +179,28 @@ class EmbeddedLedger(Reads):
         seq = self._journal.append(encoded, now_ms)
         moved = state.apply(events, now_ms, seq)
         if moved:
-            self._ring(moved.values())
+            self._wake_waiters(moved.values())
         self._watching.note(events, now_ms, seq, state.pushes_by_task)
 
-    def _landed(self, durable_seq: int) -> None:
-        self._watching.landed(durable_seq)
+    def _on_durable(self, durable_seq: int) -> None:
+        self._watching.deliver(durable_seq)
         # What `notify` does, without its call: this is done after every batch.
         archive = self._archive
         archive.target = durable_seq
         if not archive.wake.is_set():
             archive.wake.set()
 
-    def _ring(self, moved: Iterable[Entry]) -> None:
+    def _wake_waiters(self, moved: Iterable[Entry]) -> None:
         """Wakes waiters for these tasks. They decide at once, and share the sync that this record waits for."""
         for entry in moved:
             state, task = entry.state, entry.task
             if state is QUEUED:
                 self._task_waiters.wake(task.recipient.pubkey)
             elif state in FINISHED:
-                if (topic := ("task", task.id)) in self._bell.waiting:
-                    self._bell.ring(topic)
+                if (key := ("task", task.id)) in self._wakeups.waiting:
+                    self._wakeups.wake(key)
                 if self._state.orphaned:
-                    self._bell.ring(("orphans",))
+                    self._wakeups.wake(("orphans",))
                 if state is SETTLED:
                     self._result_waiters.wake(task.sender.pubkey)
 
@@ -216,7 +216,7 @@ class EmbeddedLedger(Reads):
                 "archive_lagging", "the archive cannot keep up; send again in a few seconds", retry_after_ms=5_000
             )
 
-    def _forgotten(self, command: Command[Any]) -> Sequence[TaskId]:
+    def _evicted_tasks(self, command: Command[Any]) -> Sequence[TaskId]:
         """The tasks named by this command that only the archive may still have."""
         entries, seen = self._state.entries, self._storage.seen
         return [
@@ -228,7 +228,7 @@ class EmbeddedLedger(Reads):
         found: dict[TaskId, Archived | None] = {}
         unknown: set[TaskId] = set()
         # Checked anew after each read: meanwhile more of the command's tasks may have left memory.
-        while wanted := [task_id for task_id in self._forgotten(command) if task_id not in found]:
+        while wanted := [task_id for task_id in self._evicted_tasks(command) if task_id not in found]:
             for task_id in wanted:
                 found[task_id] = archived = await self._lookup(command, task_id)
                 if archived is None and not (_begins_work(command) and await self._history.aged_out(task_id)):
@@ -253,7 +253,7 @@ class EmbeddedLedger(Reads):
         state = await asyncio.to_thread(self._storage.state_at, self._journal.durable_seq, self._state.limits)
         state.evict(self._archive.archived_seq)
         state.watch_holders(self.alive, self.boot)
-        state.used_here = self._state.used_here
+        state.usage_source = self._state.usage_source
         self._use(state)
         self._watching.forget()
 
@@ -261,35 +261,35 @@ class EmbeddedLedger(Reads):
         entry = self._state.entries.get(task_id)
         if entry is None or entry.finished:
             return True
-        return await self._bell.wait(("task", task_id), timeout_ms)
+        return await self._wakeups.wait(("task", task_id), timeout_ms)
 
     async def audited(self, timeout_ms: int) -> bool:
-        return await self._bell.wait(("audit",), timeout_ms)
+        return await self._wakeups.wait(("audit",), timeout_ms)
 
     async def orphaned(self, timeout_ms: int) -> bool:
-        return bool(self._state.orphaned) or await self._bell.wait(("orphans",), timeout_ms)
+        return bool(self._state.orphaned) or await self._wakeups.wait(("orphans",), timeout_ms)
 
     async def overdue(self, timeout_ms: int) -> bool:
         due_in_ms = self._due_in_ms()
         wait_ms = timeout_ms if due_in_ms is None else min(timeout_ms, due_in_ms)
         if wait_ms > 0:
-            ring = partial(self._bell.ring, ("due",))
-            self._state.due_tasks.notify(self.now_ms() + wait_ms, ring)
-            await self._bell.wait(("due",), max(wait_ms, LOOK_MS))
+            wake = partial(self._wakeups.wake, ("due",))
+            self._state.due_tasks.notify(self.now_ms() + wait_ms, wake)
+            await self._wakeups.wait(("due",), max(wait_ms, DUE_PAUSE_MS))
             due_in_ms = self._due_in_ms()
         return due_in_ms is not None and due_in_ms <= 0
 
     def _due_in_ms(self) -> int | None:
         """The time until the next task is due; None: there is none."""
         now_ms = self.now_ms()
-        next_ms = self._state.due_tasks.next_ms(self._state.entries, now_ms, self.clock.ages)
+        next_ms = self._state.due_tasks.next_ms(now_ms, self.clock.ages)
         return None if next_ms is None else next_ms - now_ms
 
     def on_lost(
         self, callback: Callable[[TaskId], None], used: Callable[[TaskId], dict[str, Any] | None] | None = None
     ) -> None:
         self._watching.on_lost(callback)
-        self._state.used_here = used
+        self._state.usage_source = used
 
     # Methods, not attributes: an object with more than thirty attributes is slower to read from.
 

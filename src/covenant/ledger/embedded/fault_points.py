@@ -66,6 +66,8 @@ MOVE_POINTS: Final = (
     "move.commit",  # the target is compared, the database is about to commit
     "move.mark",  # the database has the ledger, the home is not marked so
     "move.publish",  # the database has released the ledger, the home has it in a staging folder
+    "move.place",  # the journal is in its place in the home, the other files are still in the staging folder
+    "move.unmark",  # every file is in its place, the home is still marked
 )
 """Points of a move between a home and a database."""
 _KNOWN: Final = frozenset((*POINTS, *BLOB_POINTS, *MOVE_POINTS))
@@ -125,7 +127,7 @@ class Plan:
 
     def __init__(self, name: str | None = None, action: Action | None = None, *, nth: int = 1) -> None:
         if name is not None and name not in _KNOWN:
-            raise ValueError(f"{name!r} is not a crash point; the points are {', '.join(POINTS)}")
+            raise ValueError(f"{name!r} is not a crash point; the points are {', '.join(sorted(_KNOWN))}")
         self.hits: Counter[str] = Counter()
         self.fired = False
         self._name = name

@@ -18,7 +18,8 @@ IN_DATABASE: Final = frozenset({"served", "moved"})
 class MovedMark(msgspec.Struct, frozen=True, kw_only=True):
     """The mark of a home whose ledger is in a database, or is being moved there or back: such a home does not open.
 
-    `id` is the move's: the database has it once the move is committed there. `served`: it never had its own ledger.
+    `id` names the move: the database has it once the move is committed there. `served`: the home never had a ledger of
+    its own.
     """
 
     id: str
@@ -47,9 +48,11 @@ def name_database(url: str) -> str:
 
 
 def mark_served(home: Path, url: str, now_ms: int) -> None:
-    """Remembers that the home's ledger is in a database, unless the home has a ledger of its own, or a move's mark."""
+    """Marks the home as served from a database, unless the home has a ledger of its own, or a move's mark."""
     mark, database = read_mark(home), name_database(url)
-    if not (home / "journal").exists() if mark is None else mark.state == "served" and mark.database != database:
+    own_ledger = mark is None and (home / "journal").exists()
+    moves = mark is not None and mark.state != "served"
+    if not own_ledger and not moves and (mark is None or mark.database != database):
         write_mark(home, MovedMark(id="", state="served", database=database, at_ms=now_ms))
 
 
@@ -66,15 +69,19 @@ def check_mark(home: Path) -> None:
     """Raises HomeUnusable if the ledger is in a database, or is incomplete."""
     mark = read_mark(home)
     if mark is not None:
-        place, way = _explain(mark)
-        out = ", or bring it here with `covenant ledger move --out`" if mark.state in IN_DATABASE else ""
-        raise HomeUnusable(f"{home} does not hold a ledger that can be opened: its ledger is {place}; {way}{out}", None)
+        place, next_step = _explain(mark)
+        if mark.state in IN_DATABASE:
+            next_step += ", or bring it here with `covenant ledger move --out`"
+        raise HomeUnusable(
+            f"{home} does not hold a ledger that can be opened: its ledger is {place}; {next_step}", None
+        )
 
 
 class OwnLedger(NamedTuple):
     place: str
-    way: str
-    """What goes on with it."""
+    """Where the ledger is, as a part of a sentence: `in its files`."""
+    next_step: str
+    """What the operator does to go on."""
 
 
 def find_own_ledger(home: Path, url: str) -> OwnLedger | None:
@@ -90,8 +97,8 @@ def find_own_ledger(home: Path, url: str) -> OwnLedger | None:
 def _explain(mark: MovedMark) -> OwnLedger:
     if mark.state in IN_DATABASE:
         return OwnLedger(f"in {mark.database}", "start the daemon with that database as --ledger")
-    way = " --out" if mark.state == "returning" else ""
+    direction = " --out" if mark.state == "returning" else ""
     return OwnLedger(
         f"partly in {mark.database}, since a move was cut off",
-        f"finish it with `covenant ledger move{way} --ledger {mark.database}`",
+        f"finish it with `covenant ledger move{direction} --ledger {mark.database}`",
     )

@@ -27,8 +27,8 @@ from covenant.ledger.embedded.archive.archive import Archive
 from covenant.ledger.embedded.archive.archive_file import ARCHIVE_NAME, copy_database
 from covenant.ledger.embedded.archive.archive_writer import WriterProcess
 from covenant.ledger.embedded.archive.history import History
-from covenant.ledger.embedded.archive.seen_filter import SeenIds, save
-from covenant.ledger.embedded.byte_search import run_apart, search_apart
+from covenant.ledger.embedded.archive.seen_filter import SeenIds
+from covenant.ledger.embedded.byte_search import run_module, search_in_process
 from covenant.ledger.embedded.disk import make_owned_folder, make_private_folder, replace_private, unusable, unusable_by
 from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.ledger.embedded.journal import snapshot
@@ -63,7 +63,7 @@ SEALED_SEGMENTS_BEFORE_COMPACTION: Final = 4
 COMPACTION_CATCH_UP_S: Final = 60.0
 NODE: Final = "local"
 CATCH_UP_S: Final = 600.0
-PATIENCE_S: Final = 10.0
+UNWRITABLE_WAIT_S: Final = 10.0
 """How long an archive that cannot be written delays a start."""
 
 
@@ -74,34 +74,34 @@ class Compacted(msgspec.Struct, frozen=True, gc=False):
     dropped: int
 
 
-class _Place(NamedTuple):
-    """The place of a large body: in a line of a segment, or of the snapshot before."""
+class _BodyPlace(NamedTuple):
+    """The place of a large body: a line of a segment, or of the snapshot before."""
 
     path: Path
     offset: int
     length: int
 
 
-class _LargeBodies:
+class _BodyPlaces:
     """The places of bodies that are too large for memory, so that the new snapshot has them too."""
 
     def __init__(self, state: LedgerState, old: Path | None) -> None:
         self._state = state
         self._old = old
-        self._places: dict[TaskId, _Place] = {}
+        self._places: dict[TaskId, _BodyPlace] = {}
 
     def of_snapshot(self, entry: Entry, offset: int, length: int) -> None:
         assert self._old is not None
-        # The entry in the state is not there yet, and may have no size of its own.
+        # Called before the state has the entry; an entry of an old version has no size of its own.
         if length >= self._state.limits.body_bytes_on_disk:
-            self._places[entry.task.id] = _Place(self._old, offset, length)
+            self._places[entry.task.id] = _BodyPlace(self._old, offset, length)
 
     def of_record(self, record: Replayed) -> None:
         if record.length < self._state.limits.body_bytes_on_disk:
             return
         for event in record.events:
             if isinstance(event, TaskSent | TaskFollowed):
-                self._places[event.task_id] = _Place(record.path, record.offset, record.length)
+                self._places[event.task_id] = _BodyPlace(record.path, record.offset, record.length)
 
     def forget(self, task_ids: Iterable[TaskId]) -> None:
         for task_id in task_ids:
@@ -114,13 +114,13 @@ class _LargeBodies:
         for event in read_events(*place):
             if isinstance(event, TaskSent | TaskFollowed) and event.task_id == task_id:
                 return event.task
-        raise AssertionError(f"task {task_id} is not where it was read")
+        raise AssertionError(f"the body of task {task_id} is not at its place")
 
 
 def compact(folder: Path, through_seq: int, limits: Limits) -> Compacted:
     state = LedgerState(limits)
     found = snapshot.newest(folder)
-    bodies = _LargeBodies(state, None if found is None else found[1])
+    bodies = _BodyPlaces(state, None if found is None else found[1])
     seq = 0 if found is None else snapshot.load(found[1], state, bodies.of_snapshot)
     if seq >= through_seq:
         return Compacted(seq, 0)
@@ -163,7 +163,7 @@ async def cover(seen: SeenIds, history: History) -> None:
 
 
 class FileStorage:
-    """`apart`: a process of its own writes the archive, which costs its start and spares the loop its work."""
+    """`archive_process`: another process writes the archive, which costs its start and spares the loop its work."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class FileStorage:
         archive: Archive,
         history: History,
         seen: SeenIds,
-        apart: bool = False,
+        archive_process: bool = False,
         shipped: ShippedSegments | None = None,
     ) -> None:
         self.journal = journal
@@ -184,11 +184,11 @@ class FileStorage:
         self._home = home
         self._folder = home / "journal"
         self._lock = lock
-        self._apart = apart
+        self._archive_process = archive_process
         self._shipped = shipped
 
     def follow(self, on_archived: Callable[[int], None]) -> None:
-        writer = partial(WriterProcess, self.archive.path, self.journal) if self._apart else None
+        writer = partial(WriterProcess, self.archive.path, self.journal) if self._archive_process else None
         self.archive.start(self.journal, on_archived, writer)
         self.archive.notify(self.journal.durable_seq)
 
@@ -217,20 +217,20 @@ class FileStorage:
     async def _merge(self, through_seq: int, limits: Limits) -> Compacted:
         limited = msgspec.json.encode(limits).decode()
         folder, seq = str(self._folder), str(through_seq)
-        output, failure = await run_apart("covenant.ledger.embedded.open", folder, seq, limited)
+        output, failure = await run_module("covenant.ledger.embedded.open", folder, seq, limited)
         if failure:
             raise CompactionFailed(f"merging the journal's segments failed {failure}")
         return msgspec.json.decode(output, type=Compacted)
 
     def _drop(self, snapshot_seq: int, archived_seq: int, seen: bytes) -> None:
-        save(self._home / SEEN, seen)
+        replace_private(self._home / SEEN, seen)
         fault_points.point("compaction.drop")
         covered = min(snapshot_seq, archived_seq)
         self.journal.drop_through(covered if self._shipped is None else self._shipped.droppable(covered))
         snapshot.drop_older(self._folder, snapshot_seq)
 
     async def search(self, tenant: str, parties: Sequence[str]) -> Sequence[SearchedPlace]:
-        return await search_apart(self.archive.path, self._folder, tenant, parties)
+        return await search_in_process(self.archive.path, self._folder, tenant, parties)
 
     async def copy_to(self, folder: Path) -> int:
         """Copies the archive first: it has durable records alone, so the journal that is sealed next has them all."""
@@ -281,7 +281,7 @@ class MemoryStorage:
         return dropped
 
     async def search(self, tenant: str, parties: Sequence[str]) -> Sequence[SearchedPlace]:
-        return await search_apart(self.archive.path, self.archive.path.parent, tenant, parties)
+        return await search_in_process(self.archive.path, self.archive.path.parent, tenant, parties)
 
     async def copy_to(self, _folder: Path) -> int:
         raise Unavailable("no_backup", "a ledger in memory has no backup")
@@ -302,7 +302,7 @@ async def open_ledger(
     limits: Limits | None = None,
     durability: Durability = "fsync",
     segment_bytes: int = SEGMENT_BYTES,
-    archive_apart: bool = False,
+    archive_process: bool = False,
     shipped: ShippedSegments | None = None,
     node: str = NODE,
     boot: str | None = None,
@@ -312,7 +312,7 @@ async def open_ledger(
     `clock` is the wall clock and `monotonic_ms` a clock that nobody sets, by which steps of the first are noticed.
     Without it the wall clock is trusted: right for a clock that a test moves.
 
-    `archive_apart` has a process of its own write the archive: right for a long-running server. It is ignored with
+    `archive_process` has a process of its own write the archive: right for a long-running server. It is ignored with
     durability "os", since there the archive's reader must sync the journal, and report a failure to it. `shipped` keeps
     compaction from dropping segments that were not shipped.
 
@@ -328,27 +328,27 @@ async def open_ledger(
         raise unusable_by(error, home) from error
     try:
         state = LedgerState(limits or Limits())
-        keep = partial(keep_ages, home / CLOCK_NAME)
-        guarded = Clock(clock, monotonic_ms or clock, pause_ms=clock_pause_ms, keep=keep)
+        keep = partial(save_ages, home / CLOCK_NAME)
+        ledger_clock = Clock(clock, monotonic_ms or clock, pause_ms=clock_pause_ms, keep=keep)
         archive, opened, snapshot_seq, last_record_ms = await asyncio.to_thread(_recover, home, state, clock())
-        guarded.opened(last_record_ms, await asyncio.to_thread(kept_ages, home / CLOCK_NAME))
+        ledger_clock.opened(last_record_ms, await asyncio.to_thread(load_ages, home / CLOCK_NAME))
+        storage = FileStorage(
+            home,
+            lock,
+            journal=Journal(opened, durability=durability, segment_bytes=segment_bytes),
+            archive=archive,
+            history=History(archive.path, node=node, boot=boot),
+            seen=SeenIds.load(home / SEEN) or SeenIds(),
+            archive_process=archive_process and durability == "fsync",
+            shipped=shipped,
+        )
     except OSError as error:
         lock.close()
         raise unusable_by(error, home / "journal") from error
     except BaseException:
         lock.close()
         raise
-    storage = FileStorage(
-        home,
-        lock,
-        journal=Journal(opened, durability=durability, segment_bytes=segment_bytes),
-        archive=archive,
-        history=History(archive.path, node=node, boot=boot),
-        seen=SeenIds.load(home / SEEN) or SeenIds(),
-        apart=archive_apart and durability == "fsync",
-        shipped=shipped,
-    )
-    ledger = EmbeddedLedger(state, storage, node=node, boot=boot, clock=guarded, new_id=new_id, torn=opened.torn)
+    ledger = EmbeddedLedger(state, storage, node=node, boot=boot, clock=ledger_clock, new_id=new_id, torn=opened.torn)
     try:
         # Only the archive has the tasks that the snapshot left out, so it must have them before any request.
         await _catch_up(archive, snapshot_seq)
@@ -364,7 +364,7 @@ async def _catch_up(archive: Archive, seq: int) -> None:
     until_s = monotonic() + CATCH_UP_S
     while True:
         try:
-            await archive.caught_up(seq, PATIENCE_S)
+            await archive.caught_up(seq, UNWRITABLE_WAIT_S)
         except Unavailable as refusal:
             if archive.failure is not None:
                 raise unusable(archive.path, archive.failure, None) from refusal
@@ -375,7 +375,7 @@ async def _catch_up(archive: Archive, seq: int) -> None:
 
 
 def _recover(home: Path, state: LedgerState, now_ms: int) -> tuple[Archive, OpenedJournal, int, int]:
-    """The last number is the time of the last record, or 0."""
+    """Returns the archive, the journal, the seq of the snapshot, and the time of the last record (or 0)."""
     if os.path.lexists(home / RESTORING_NAME):
         raise HomeUnusable(f"a restore into {home} was cut off; empty the folder, and restore again", None)
     check_mark(home)
@@ -400,15 +400,15 @@ def _recover(home: Path, state: LedgerState, now_ms: int) -> tuple[Archive, Open
     return archive, opened, snapshot_seq, last_record_ms
 
 
-def keep_ages(path: Path, ages: Ages) -> None:
-    """On the loop, before anything is decided by the new time: a step is rare, and the file is small."""
+def save_ages(path: Path, ages: Ages) -> None:
+    """Called on the loop, before a decision uses the new time: a step of the clock is rare, and the file is small."""
     try:
         replace_private(path, msgspec.json.encode(ages))
     except OSError as error:
         log.warning("clock.not_kept", extra={"path": str(path), "reason": str(error)})
 
 
-def kept_ages(path: Path) -> Ages:
+def load_ages(path: Path) -> Ages:
     """The clock steps that an earlier process saw. A file that cannot be read prevents no start."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Ages)
@@ -434,5 +434,7 @@ async def memory_ledger(
     boot = boot or new_id()
     archive = Archive()
     storage = MemoryStorage(MemoryJournal(), archive, History(archive.path, node=node, boot=boot), SeenIds())
-    guarded = Clock(clock, monotonic_ms or clock, pause_ms=clock_pause_ms)
-    return EmbeddedLedger(LedgerState(limits or Limits()), storage, node=node, boot=boot, clock=guarded, new_id=new_id)
+    ledger_clock = Clock(clock, monotonic_ms or clock, pause_ms=clock_pause_ms)
+    return EmbeddedLedger(
+        LedgerState(limits or Limits()), storage, node=node, boot=boot, clock=ledger_clock, new_id=new_id
+    )

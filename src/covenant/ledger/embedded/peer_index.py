@@ -52,15 +52,15 @@ class PeerIndex:
         self._peers_by_name: dict[str, Peer] = {}
         self._delegations: OrderedDict[DelegationKey, Delegation] = OrderedDict()
         """Ordered by the last change, newest last."""
-        self._at_work: dict[tuple[DelegationRole, InstanceId], dict[DelegationKey, None]] = {}
-        self._at_rest: OrderedDict[DelegationKey, None] = OrderedDict()
+        self._live_delegations: dict[tuple[DelegationRole, InstanceId], dict[DelegationKey, None]] = {}
+        self._ended_delegations: OrderedDict[DelegationKey, None] = OrderedDict()
         self._lost_delegations: set[DelegationKey] = set()
         self._of_task: dict[TaskId, DelegationKey] = {}
         self._outbox: dict[InstanceId, dict[DelegationKey, dict[int, OutboxMessage]]] = {}
         """By peer and delegation, in the order of their numbers."""
         self._outbox_counts: dict[InstanceId, int] = {}
-        self._taken: dict[InstanceId, dict[str, ReceivedEnvelope]] = {}
-        self._fading: list[tuple[int, InstanceId, str]] = []
+        self._envelopes: dict[InstanceId, dict[str, ReceivedEnvelope]] = {}
+        self._envelope_expiries: list[tuple[int, InstanceId, str]] = []
         """When each received envelope may be forgotten."""
         self.tokens_revoked: dict[str, TokenRevoked] = {}
         self.usage: dict[UsageKey, PeerUsage] = {}
@@ -70,7 +70,7 @@ class PeerIndex:
     def apply_peer(self, event: PeerEvent, ts_ms: int) -> None:
         match event:
             case EnvelopeTaken(envelope, offer_id):
-                self._take(envelope, offer_id, ts_ms)
+                self._receive_envelope(envelope, offer_id, ts_ms)
             case DelegationPut(delegation):
                 change = usage_change(self._delegations.get(delegation.key), delegation, ts_ms)
                 if change is not None:
@@ -82,22 +82,22 @@ class PeerIndex:
                 waiting = self._outbox[move.delegation.peer][move.delegation]
                 waiting[move.seq] = effects.moved_message(waiting[move.seq], move)
             case OutboxDropped(key, through, sent):
-                self._delivered(key, through, ts_ms, sent=sent)
+                self._drop_messages(key, through, ts_ms, sent=sent)
             case PeerPut(peer):
-                question = effects.query_logged(self.peers_by_id.get(peer.id), peer, ts_ms)
-                if question is not None:
-                    self.messages.append(question)
+                query = effects.query_logged(self.peers_by_id.get(peer.id), peer, ts_ms)
+                if query is not None:
+                    self.messages.append(query)
                 self.put_peer(peer)
             case DelegationDropped(key):
                 self._drop_delegation(key)
             case PeerRemoved(peer_id):
-                self._remove(peer_id)
+                self._remove_peer(peer_id)
             case PeerSucceeded(old, peer):
-                self._succeed(old, peer)
+                self._succeed_peer(old, peer)
             case TokenRevoked():
                 self.put_revoked(event, ts_ms)
             case _:
-                raise AssertionError(f"no peer takes {event}")
+                raise AssertionError(f"{event} is not applied here")
 
     # Peers
 
@@ -116,7 +116,7 @@ class PeerIndex:
     def peer_count(self) -> int:
         return len(self.peers_by_id)
 
-    def _remove(self, peer_id: InstanceId) -> None:
+    def _remove_peer(self, peer_id: InstanceId) -> None:
         gone = self.peers_by_id.pop(peer_id)
         del self._peers_by_name[gone.name]
         if gone.tenant != DEFAULT:
@@ -128,7 +128,7 @@ class PeerIndex:
         self._outbox_counts.pop(peer_id, None)
         # Its envelopes stay known for as long as they could be replayed: the peer may be added again meanwhile.
 
-    def _succeed(self, old: InstanceId, peer: Peer) -> None:
+    def _succeed_peer(self, old: InstanceId, peer: Peer) -> None:
         before = self.peers_by_id.pop(old)
         self._peers_by_name.pop(before.name, None)
         self.put_peer(peer)
@@ -173,27 +173,27 @@ class PeerIndex:
             self._lost_delegations.add(key)
         else:
             self._lost_delegations.discard(key)
-        live = self._at_work.setdefault((key.role, key.peer), {})
+        live = self._live_delegations.setdefault((key.role, key.peer), {})
         if not delegation.ended:
             live[key] = None
             return
         live.pop(key, None)
         if not live:
-            del self._at_work[key.role, key.peer]
-        self._at_rest[key] = None
-        self._at_rest.move_to_end(key)
+            del self._live_delegations[key.role, key.peer]
+        self._ended_delegations[key] = None
+        self._ended_delegations.move_to_end(key)
 
     def _drop_delegation(self, key: DelegationKey) -> None:
         delegation = self._delegations.pop(key)
         if self._of_task.get(delegation.task_id) == key:
             del self._of_task[delegation.task_id]
-        self._at_rest.pop(key, None)
+        self._ended_delegations.pop(key, None)
         self._lost_delegations.discard(key)
-        live = self._at_work.get((key.role, key.peer))
+        live = self._live_delegations.get((key.role, key.peer))
         if live is not None:
             live.pop(key, None)
             if not live:
-                del self._at_work[key.role, key.peer]
+                del self._live_delegations[key.role, key.peer]
 
     def delegation(self, key: DelegationKey) -> Delegation | None:
         return self._delegations.get(key)
@@ -210,24 +210,28 @@ class PeerIndex:
         return iter(self._delegations.values())
 
     def delegations_live(self, role: DelegationRole, peer: InstanceId | None = None) -> Sequence[Delegation]:
-        of = [keys for (a_role, an_id), keys in self._at_work.items() if a_role is role and peer in (None, an_id)]
-        return [self._delegations[key] for keys in of for key in keys]
+        found = [
+            keys
+            for (of_role, of_peer), keys in self._live_delegations.items()
+            if of_role is role and peer in (None, of_peer)
+        ]
+        return [self._delegations[key] for keys in found for key in keys]
 
     def delegations_live_count(self, peer: InstanceId) -> int:
-        return sum(len(self._at_work.get((role, peer), ())) for role in DelegationRole)
+        return sum(len(self._live_delegations.get((role, peer), ())) for role in DelegationRole)
 
     def delegation_count(self) -> int:
         """The number of delegations that have not ended."""
-        return sum(map(len, self._at_work.values()))
+        return sum(map(len, self._live_delegations.values()))
 
     def delegations_lost(self) -> int:
         return len(self._lost_delegations)
 
     def delegations_ended_count(self) -> int:
-        return len(self._at_rest)
+        return len(self._ended_delegations)
 
     def delegation_ended_first(self) -> DelegationKey | None:
-        return next(iter(self._at_rest), None)
+        return next(iter(self._ended_delegations), None)
 
     # Outbox
 
@@ -265,7 +269,7 @@ class PeerIndex:
     def all_outbox_messages(self) -> Iterator[OutboxMessage]:
         return (message for peer in self._outbox for message in self.outbox_of(peer))
 
-    def _delivered(self, key: DelegationKey, through: int, ts_ms: int, *, sent: bool) -> None:
+    def _drop_messages(self, key: DelegationKey, through: int, ts_ms: int, *, sent: bool) -> None:
         of_peer = self._outbox[key.peer]
         waiting = of_peer[key]
         for message in [each for each in waiting.values() if each.seq <= through]:
@@ -290,7 +294,7 @@ class PeerIndex:
 
     # Received envelopes
 
-    def _take(self, envelope: ReceivedEnvelope, offer_id: str | None, ts_ms: int) -> None:
+    def _receive_envelope(self, envelope: ReceivedEnvelope, offer_id: str | None, ts_ms: int) -> None:
         self.forget_envelopes(ts_ms)
         self.put_envelope(envelope)
         sender = envelope.sender
@@ -300,26 +304,26 @@ class PeerIndex:
         self.messages.extend(effects.envelope_logged(envelope, offer_id, ts_ms))
 
     def put_envelope(self, envelope: ReceivedEnvelope) -> None:
-        self._taken.setdefault(envelope.sender, {})[envelope.jti] = envelope
-        heapq.heappush(self._fading, (envelope.until_ms, envelope.sender, envelope.jti))
+        self._envelopes.setdefault(envelope.sender, {})[envelope.jti] = envelope
+        heapq.heappush(self._envelope_expiries, (envelope.until_ms, envelope.sender, envelope.jti))
 
     def forget_envelopes(self, now_ms: int) -> None:
         """Drops expired envelopes, which are refused as stale. Time alone decides, so that a replay does the same."""
-        while self._fading and self._fading[0][0] < now_ms:
-            _, sender, jti = heapq.heappop(self._fading)
-            of_sender = self._taken[sender]
+        while self._envelope_expiries and self._envelope_expiries[0][0] < now_ms:
+            _, sender, jti = heapq.heappop(self._envelope_expiries)
+            of_sender = self._envelopes[sender]
             del of_sender[jti]
             if not of_sender:
-                del self._taken[sender]
+                del self._envelopes[sender]
 
     def envelope_taken(self, sender: InstanceId, jti: str) -> bool:
-        return jti in self._taken.get(sender, ())
+        return jti in self._envelopes.get(sender, ())
 
     def envelope_count(self, sender: InstanceId) -> int:
-        return len(self._taken.get(sender, ()))
+        return len(self._envelopes.get(sender, ()))
 
     def all_envelopes(self) -> Iterator[ReceivedEnvelope]:
-        return (envelope for of_sender in self._taken.values() for envelope in of_sender.values())
+        return (envelope for of_sender in self._envelopes.values() for envelope in of_sender.values())
 
     # Tokens
 

@@ -32,6 +32,8 @@ WAITING_BYTES_MAX: Final = 32 << 20
 """The most bytes of large bodies in memory that wait for the archive."""
 UNREADABLE_MAX: Final = 8
 """After this many unreadable bodies, a command reads no more: it goes on with the tasks in memory."""
+STALE_TIMES_MAX: Final = 4_096
+"""The most times of ended tasks that are kept for later, beyond as many as there are times of live tasks."""
 
 
 class PriorityLane:
@@ -289,32 +291,46 @@ class LargeBodies:
 class DueTasks:
     """Tasks by the earliest time at which each may be due. Tasks that have changed since are skipped at that time.
 
-    A waiter for the first of them is woken if an earlier one is added.
+    If there are too many times of ended tasks, they are dropped earlier: most tasks end long before their deadline. A
+    waiter for the first due task is woken if an earlier one is added.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, entries: Mapping[TaskId, Entry]) -> None:
+        self._entries = entries
         self._heap: list[tuple[int, TaskId]] = []
+        self._size_max = STALE_TIMES_MAX
         self.ages: Ages = STEADY
         """The clock steps that the times account for."""
         self._awaited_ms = NOTHING_AWAITED
         self._on_earlier: Callable[[], None] | None = None
 
     def push(self, at_ms: int, task_id: TaskId) -> None:
+        if len(self._heap) >= self._size_max:
+            self._drop_stale()
         heappush(self._heap, (at_ms, task_id))
         if at_ms < self._awaited_ms:
             self._awaited_ms = NOTHING_AWAITED
             assert self._on_earlier is not None
             self._on_earlier()
 
+    def _drop_stale(self) -> None:
+        """Drops the times of ended tasks. The size doubles between two calls, so each push pays a constant share."""
+        entries = self._entries
+        live = [item for item in self._heap if (entry := entries.get(item[1])) is not None and not entry.finished]
+        if len(live) > 2 * len(entries):  # each lease of a task adds its deadline again
+            live = [*set(live)]
+        heapify(live)
+        self._heap, self._size_max = live, 2 * len(live) + STALE_TIMES_MAX
+
     def notify(self, before_ms: int, on_earlier: Callable[[], None]) -> None:
         """Calls back once when a task is added that is due before that time."""
         self._awaited_ms, self._on_earlier = before_ms, on_earlier
 
-    def next_ms(self, entries: Mapping[TaskId, Entry], now_ms: int, ages: Ages) -> int | None:
+    def next_ms(self, now_ms: int, ages: Ages) -> int | None:
         """The time of the first task that may be due."""
         if ages.steps != self.ages.steps:
-            self._order(entries, now_ms, ages)
-        heap = self._heap
+            self._order(now_ms, ages)
+        entries, heap = self._entries, self._heap
         while heap:
             at_ms, task_id = heap[0]
             entry = entries.get(task_id)
@@ -329,11 +345,11 @@ class DueTasks:
                 heappush(heap, (due_at_ms, task_id))
         return None
 
-    def find(self, entries: Mapping[TaskId, Entry], now_ms: int, count: int, ages: Ages) -> list[Entry]:
+    def find(self, now_ms: int, count: int, ages: Ages) -> list[Entry]:
         """Due tasks, at most one of a cache key at a time: settling one may change the others."""
         if ages.steps != self.ages.steps:
-            self._order(entries, now_ms, ages)
-        heap = self._heap
+            self._order(now_ms, ages)
+        entries, heap = self._entries, self._heap
         found: dict[TaskId, Entry] = {}
         keys: set[CacheKey] = set()
         back: list[tuple[int, TaskId]] = []
@@ -358,9 +374,9 @@ class DueTasks:
             heappush(heap, item)
         return list(found.values())
 
-    def _order(self, entries: Mapping[TaskId, Entry], now_ms: int, ages: Ages) -> None:
+    def _order(self, now_ms: int, ages: Ages) -> None:
         """Computes again when each task is due, after the clock was set."""
         self.ages = ages
-        moments = ((entry.due_at_ms(now_ms, ages), task_id) for task_id, entry in entries.items())
+        moments = ((entry.due_at_ms(now_ms, ages), task_id) for task_id, entry in self._entries.items())
         self._heap = [(due_at_ms, task_id) for due_at_ms, task_id in moments if due_at_ms is not None]
         heapify(self._heap)

@@ -7,7 +7,7 @@ cannot be read or written: the same answers in the same order, at a cost that gr
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from heapq import nsmallest
 from itertools import chain, islice
@@ -130,6 +130,10 @@ class Reads(PeerReads):
             task = entry.task
             return Parties(sender=task.sender, recipient=task.recipient, tenant=task.tenant)
         return await self._history.parties(task_id) if self._storage.seen.maybe(task_id) else None
+
+    async def tenants_of(self, task_ids: Collection[TaskId]) -> Mapping[TaskId, str | None]:
+        found = {task_id: await self.parties(task_id) for task_id in task_ids}
+        return {task_id: parties.tenant for task_id, parties in found.items() if parties is not None}
 
     async def outbox(self) -> Sequence[Push]:
         await self.durable()
@@ -294,12 +298,12 @@ def live_queue(state: LedgerState, query: QueueQuery, now_ms: int, alive: Alive)
     def rank(entry: Entry) -> tuple[bool, int]:
         return not entry.holder_lost(alive), -entry.lease.age_ms(now_ms) if entry.lease is not None else 0
 
-    leased = (entry for entry in state.leases() if _passes(entry, query, now_ms))
-    queued = (entry for entry in _entries(state, state.queue) if _passes(entry, query, now_ms))
-    waiting = (entry for entry in _waiting(state) if _passes(entry, query, now_ms))
+    leased = (entry for entry in state.leases() if _matches(entry, query, now_ms))
+    queued = (entry for entry in _entries(state, state.queue) if _matches(entry, query, now_ms))
+    waiting = (entry for entry in _waiting(state) if _matches(entry, query, now_ms))
     chosen = islice(chain(nsmallest(query.limit, leased, rank), queued, waiting), query.limit)
     results = live_results(state, query.viewer, query.limit, newest_first=False)
-    return Queue(tuple(_line(entry, alive) for entry in chosen), tuple(results))
+    return Queue(tuple(_queue_entry(entry, alive) for entry in chosen), tuple(results))
 
 
 def live_page(state: LedgerState, query: TaskQuery, alive: Alive) -> FoundPage:
@@ -392,7 +396,7 @@ def _has_part(entry: Entry, viewer: PublicKey | None) -> bool:
     return lease is not None and lease.leased_to.pubkey == viewer
 
 
-def _passes(entry: Entry, query: QueueQuery, now_ms: int) -> bool:
+def _matches(entry: Entry, query: QueueQuery, now_ms: int) -> bool:
     if query.state_filter is not None and entry.state.wire_name != query.state_filter:
         return False
     age_ms, within_ms = query.min_lease_age_ms, query.deadline_within_ms
@@ -404,7 +408,7 @@ def _passes(entry: Entry, query: QueueQuery, now_ms: int) -> bool:
     return _has_part(entry, query.viewer)
 
 
-def _line(entry: Entry, alive: Alive) -> QueueEntry:
+def _queue_entry(entry: Entry, alive: Alive) -> QueueEntry:
     line = QueueEntry(
         state=entry.state.wire_name, task=entry.task, attempt=entry.attempt, created_at_ms=entry.accepted_at_ms
     )

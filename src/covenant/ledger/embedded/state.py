@@ -43,7 +43,7 @@ from covenant.ledger.machine.events import (
 from covenant.ledger.machine.evolution import evolve, start
 from covenant.ledger.machine.states import DRAINED, FINISHED, FOLLOWING, LEASED, PARKED, QUEUED, SETTLED, State
 from covenant.ledger.machine.view import Archived, Cached, Remembered
-from covenant.ledger.registries import PushIndex, Registries
+from covenant.ledger.register_index import PushIndex, RegisterIndex
 from covenant.model.clock_steps import Ages
 from covenant.model.ids import PublicKey, TaskId
 from covenant.model.settings import Limits
@@ -51,11 +51,11 @@ from covenant.model.task import DELEGATION, CacheKey, Task, weigh, weigh_result
 from covenant.model.task_event import weigh_message
 
 
-class LedgerState(Registries, PushIndex, PeerIndex):
+class LedgerState(RegisterIndex, PushIndex, PeerIndex):
     """The input of decisions (it is the machine's `View`), and the source of the engine's reads."""
 
     def __init__(self, limits: Limits) -> None:
-        Registries.__init__(self)
+        RegisterIndex.__init__(self)
         PushIndex.__init__(self)
         PeerIndex.__init__(self)
         self.limits = limits
@@ -65,7 +65,7 @@ class LedgerState(Registries, PushIndex, PeerIndex):
         self.leased: OrderedDict[TaskId, None] = OrderedDict()
         """Longest untouched first: leasing and renewing move a task to the end."""
         self._alive: Alive | None = None
-        """Whether a holder may still be alive, once that is known."""
+        """Returns whether a holder may still be alive. None until the engine has set it."""
         self._boot = ""
         self._lost_leases: set[TaskId] = set()
         self.parked = 0
@@ -84,12 +84,12 @@ class LedgerState(Registries, PushIndex, PeerIndex):
         """Large bodies that were read for the next decision."""
         self.accounts = Accounts()
         self.large = LargeBodies()
-        self.used_here: Callable[[TaskId], dict[str, Any] | None] | None = None
+        self.usage_source: Callable[[TaskId], dict[str, Any] | None] | None = None
         self.resolved_events = 0
         """The number of events of evicted tasks."""
-        self.due_tasks = DueTasks()
-        self._finished: OrderedDict[TaskId, int] = OrderedDict()
-        """With the seq of the record that finished the task."""
+        self.due_tasks = DueTasks(self.entries)
+        self._drained: OrderedDict[TaskId, int] = OrderedDict()
+        """Drained tasks that wait for the archive, each with the seq of the record that drained it."""
         # Every decision calls these, so they are bound without a frame between.
         self.entry = self.entries.get
         self.account = self.accounts.get
@@ -97,11 +97,11 @@ class LedgerState(Registries, PushIndex, PeerIndex):
         self.queued_count = self.queue.count
         self.settled_count = self.results.count
 
-    def used(self, task_id: TaskId) -> dict[str, Any] | None:
-        return self.used_here(task_id) if self.used_here is not None else None
+    def usage_so_far(self, task_id: TaskId) -> dict[str, Any] | None:
+        return self.usage_source(task_id) if self.usage_source is not None else None
 
     def apply(self, events: Sequence[AnyEvent], ts_ms: int, seq: int) -> Mapping[TaskId, Entry]:
-        """The tasks that came to another state. A task that was leased as it was accepted is none of them."""
+        """Returns the tasks whose state has changed, except for a task that was leased when it was accepted."""
         entries = self.entries
         if len(events) == 2:
             sent, leased = events
@@ -135,7 +135,9 @@ class LedgerState(Registries, PushIndex, PeerIndex):
         return moved
 
     def _start(self, sent: TaskSent, leased: TaskLeased, ts_ms: int, seq: int) -> bool:
-        """Applies both events of a task that was leased on acceptance: it enters no queue. False: they are not such."""
+        """Applies both events of a task that was leased when it was accepted; it enters no queue.
+
+        Returns False, and changes nothing, for any other two events."""
         if sent.task_id != leased.task_id or sent.task_id in self.entries or sent.task.deadline_ms is not None:
             return False
         entry = start(sent, leased, ts_ms)
@@ -226,7 +228,7 @@ class LedgerState(Registries, PushIndex, PeerIndex):
         elif state is FOLLOWING:
             self.following -= 1
         elif state is DRAINED:
-            del self._finished[task.id]
+            del self._drained[task.id]
 
     def _enter(self, state: State, entry: Entry, seq: int, *, first: bool = False) -> None:
         task = entry.task
@@ -245,7 +247,7 @@ class LedgerState(Registries, PushIndex, PeerIndex):
             self.accounts.settled(entry)
             return
         elif state is DRAINED:
-            self._finished[task.id] = seq
+            self._drained[task.id] = seq
             return
         elif state is PARKED:
             self.parked += 1
@@ -327,7 +329,7 @@ class LedgerState(Registries, PushIndex, PeerIndex):
         self._enter(entry.state, entry, 0)
         due_at_ms = entry.due_at_ms(entry.updated_at_ms, self.due_tasks.ages)
         if due_at_ms is not None and entry.state in (QUEUED, LEASED):
-            # Entering a lane does not note the timeout of a turn whose lease is over, or the end of a hold.
+            # `_enter` does not add the timeout of a turn whose lease is over, or the end of a hold.
             self.due_tasks.push(due_at_ms, task.id)
         if task.origin == DELEGATION and not entry.finished:
             self._attach(entry)
@@ -353,13 +355,13 @@ class LedgerState(Registries, PushIndex, PeerIndex):
                 yield entry
 
     def evict(self, archived_seq: int) -> list[TaskId]:
-        """Drops finished tasks that the archive has from memory, and returns their ids."""
-        finished, gone = self._finished, []
-        while finished and finished[next(iter(finished))] <= archived_seq:
-            task_id, _ = finished.popitem(last=False)
+        """Drops drained tasks that the archive has from memory, and returns their ids."""
+        drained, evicted = self._drained, []
+        while drained and drained[next(iter(drained))] <= archived_seq:
+            task_id, _ = drained.popitem(last=False)
             self.resolved_events += self.entries.pop(task_id).events
-            gone.append(task_id)
-        return gone
+            evicted.append(task_id)
+        return evicted
 
     def archived(self, task_id: TaskId) -> Archived | None:
         return self.recalled.get(task_id)
@@ -381,22 +383,22 @@ class LedgerState(Registries, PushIndex, PeerIndex):
         return (self.entries[task_id] for task_id in self.leased)
 
     def due(self, now_ms: int, count: int, ages: Ages) -> Sequence[Entry]:
-        return self.due_tasks.find(self.entries, now_ms, count, ages)
+        return self.due_tasks.find(now_ms, count, ages)
 
     def orphans(self, count: int) -> Sequence[Entry]:
         found: list[Entry] = []
-        cared_for: list[TaskId] = []
+        with_live_parent: list[TaskId] = []
         for task_id in self.orphaned:
             entry = self.entries[task_id]
             assert entry.task.parent is not None
             parent = self.entries.get(entry.task.parent)
             if parent is not None and not parent.finished:
-                cared_for.append(task_id)
+                with_live_parent.append(task_id)
             elif len(found) < count:
                 found.append(entry)
             else:
                 break
-        for task_id in cared_for:
+        for task_id in with_live_parent:
             del self.orphaned[task_id]
         return found
 

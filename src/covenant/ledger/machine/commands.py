@@ -54,7 +54,7 @@ class Command(msgspec.Struct, Generic[A], frozen=True, gc=False, kw_only=True):
         """The command that gives back the answer's leases or results if the caller is cancelled before it gets them."""
 
 
-def _access_keys(*accesses: Access | None) -> tuple[Key, ...]:
+def access_keys(*accesses: Access | None) -> tuple[Key, ...]:
     grants = [("grants", access.caller.pubkey, action) for access in accesses if access for action in access.actions]
     return (*grants, AUDIT) if grants else ()
 
@@ -125,7 +125,7 @@ class Accept(Command[Accepted], frozen=True, gc=False, kw_only=True):
             ("results", task.sender.pubkey),
             *cache,
             *((("pushes",),) if self.push is not None else ()),
-            *_access_keys(self.access, self.admission),
+            *access_keys(self.access, self.admission),
         )
 
 
@@ -176,7 +176,7 @@ class TaskCommand(Command[A], frozen=True, gc=False, kw_only=True):
     """The agent whose address the caller used: a task for another agent is not found either."""
 
     def keys(self) -> tuple[Key, ...]:
-        return (("task", self.task_id), *_access_keys(self.access))
+        return (("task", self.task_id), *access_keys(self.access))
 
 
 class HolderCommand(TaskCommand[A], frozen=True, gc=False, kw_only=True):
@@ -287,7 +287,7 @@ class Settle(TaskCommand[Settled], frozen=True, gc=False, kw_only=True):
     """None: follows from the result's status."""
 
     def keys(self) -> tuple[Key, ...]:
-        return (("task", self.task_id), *_access_keys(self.access), AUDIT)
+        return (("task", self.task_id), *access_keys(self.access), AUDIT)
 
 
 class Canceled(msgspec.Struct, frozen=True, gc=False):
@@ -317,7 +317,7 @@ class Repair(TaskCommand[RepairOutcome], frozen=True, gc=False, kw_only=True):
     reason: str
 
     def keys(self) -> tuple[Key, ...]:
-        return (("task", self.task_id), *_access_keys(self.access), AUDIT)
+        return (("task", self.task_id), *access_keys(self.access), AUDIT)
 
 
 class RetryStale(Command[RetryReport], frozen=True, gc=False, kw_only=True):
@@ -328,7 +328,7 @@ class RetryStale(Command[RetryReport], frozen=True, gc=False, kw_only=True):
     scheduled: bool = False
 
     def keys(self) -> tuple[Key, ...]:
-        return (("leases",), *_access_keys(self.access), AUDIT)
+        return (("leases",), *access_keys(self.access), AUDIT)
 
 
 class Drained(msgspec.Struct, frozen=True, gc=False):

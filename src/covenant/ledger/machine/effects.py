@@ -102,7 +102,7 @@ def cacheable(event: TaskEvent, ts_ms: int) -> Cached | None:
 
 
 def request_given(event: TaskLeased | ResultDrained, entry: Entry) -> tuple[RequestKey, Remembered]:
-    """The leases or results that an event gave to its request id."""
+    """The request that got a lease or a result by this event, and that lease or result."""
     assert event.request_id is not None
     if isinstance(event, TaskLeased):
         caller = event.by or event.lease.leased_to.pubkey

@@ -42,9 +42,9 @@ class Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     generation: int = 1
     turn: int = 1
     attempt: int = 0
-    """Leases of this turn so far; also the last one's number."""
+    """The number of leases of this turn so far, which is also the number of the last one."""
     undelivered: int = 0
-    """How many of them their callers never got. They do not count as attempts."""
+    """The number of these leases that their callers never got. They do not count as attempts."""
     lease: Lease | None = None
     """The live lease while in flight; afterwards the last one of this turn, whose late result may still count."""
     turn_started_ms: int = 0
@@ -56,8 +56,8 @@ class Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     update_generation: int = 0
     artifacts: frozenset[str] = frozenset()
     """Artifacts that this attempt has written to: the first chunk of any other replaces an earlier attempt's."""
-    said: tuple[tuple[str, int], ...] = ()
-    """The last messages to the task: the id and the generation of each."""
+    recent_ids: tuple[tuple[str, int], ...] = msgspec.field(default=(), name="said")
+    """The newest messages and signals to the task, each by its id and generation. (Stored as `said`.)"""
     result: Result | None = None
     ending: Ending | None = None
     cause: Cause | None = None
@@ -133,7 +133,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         return hold.hold_ms + (ages.moment_ms(hold.since_ms, now_ms) if ages.steps else hold.since_ms)
 
     def due_at_ms(self, now_ms: int, ages: Ages = STEADY) -> int | None:
-        """When its timeout, its hold, its wait or, while nobody works on it, its deadline is over."""
+        """When the task's timeout, hold, wait or (while nobody works on it) deadline is over; None: it has none."""
         state = self.state
         if state is LEASED:
             timeout_ms, other_ms = self.times_out_at_ms(now_ms, ages), self.hold_ends_at_ms(now_ms, ages)

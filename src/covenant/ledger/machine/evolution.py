@@ -37,10 +37,10 @@ from covenant.model.content import Text
 from covenant.model.task import weigh, weigh_result
 from covenant.model.task_event import ArtifactUpdate, Interruption, StepUpdate, weigh_message, weigh_signal
 
-SAID_MAX: Final = 16
-"""The number of recent messages to a task that are recognised when they are repeated."""
+RECENT_IDS_MAX: Final = 16
+"""The number of recent messages and signals to a task that are recognised when they are repeated."""
 SIGNAL_MARK: Final = "signal "
-"""The prefix of a signal's id among them, so that it is never mistaken for a message."""
+"""The prefix of a signal's id among the recent ids, which tells it from a message's."""
 
 replace = msgspec.structs.replace
 
@@ -215,7 +215,7 @@ def _resumed(entry: Entry, event: TaskResumed, after: State, ts_ms: int) -> Entr
         generation=event.generation or entry.generation,
         wait=None,
         interruption=None,
-        said=entry.said if event.signal_id is None else _signaled(entry, event.signal_id),
+        recent_ids=entry.recent_ids if event.signal_id is None else _with_signal_id(entry, event.signal_id),
     )
 
 
@@ -225,7 +225,7 @@ def _signal_kept(entry: Entry, event: SignalKept, after: State, ts_ms: int) -> E
         state=after,
         events=entry.events + 1,
         updated_at_ms=ts_ms,
-        said=_signaled(entry, event.signal.id),
+        recent_ids=_with_signal_id(entry, event.signal.id),
         signals=(*entry.signals, event.signal),
         signals_bytes=entry.signals_bytes + weigh_signal(event.signal),
     )
@@ -245,8 +245,8 @@ def _signal_taken(entry: Entry, event: SignalTaken, after: State, ts_ms: int) ->
     )
 
 
-def _signaled(entry: Entry, signal_id: str) -> tuple[tuple[str, int], ...]:
-    return (*entry.said[1 - SAID_MAX :], (SIGNAL_MARK + signal_id, entry.generation))
+def _with_signal_id(entry: Entry, signal_id: str) -> tuple[tuple[str, int], ...]:
+    return (*entry.recent_ids[1 - RECENT_IDS_MAX :], (SIGNAL_MARK + signal_id, entry.generation))
 
 
 def _parked(entry: Entry, event: TaskParked, after: State, ts_ms: int) -> Entry:
@@ -279,7 +279,7 @@ def _continued(entry: Entry, event: TaskContinued, after: State, ts_ms: int) -> 
         interruption=None,
         continues=False,
         cut=False,
-        said=_known_messages(entry, event),
+        recent_ids=_with_message_id(entry, event),
         messages=(event.message,),
         messages_bytes=weigh_message(event.message),
     )
@@ -292,14 +292,14 @@ def _kept(entry: Entry, event: MessageKept, after: State, ts_ms: int) -> Entry:
         events=entry.events + 1,
         updated_at_ms=ts_ms,
         generation=event.generation,
-        said=_known_messages(entry, event),
+        recent_ids=_with_message_id(entry, event),
         kept=entry.kept if event.answers else (*entry.kept, event.message),
         kept_bytes=entry.kept_bytes if event.answers else entry.kept_bytes + weigh_message(event.message),
     )
 
 
-def _known_messages(entry: Entry, event: TaskContinued | MessageKept) -> tuple[tuple[str, int], ...]:
-    return (*entry.said[1 - SAID_MAX :], (event.message_id, event.generation))
+def _with_message_id(entry: Entry, event: TaskContinued | MessageKept) -> tuple[tuple[str, int], ...]:
+    return (*entry.recent_ids[1 - RECENT_IDS_MAX :], (event.message_id, event.generation))
 
 
 def _turned(entry: Entry, event: TurnEnded, after: State, ts_ms: int) -> Entry:

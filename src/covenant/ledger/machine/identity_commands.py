@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from covenant.ledger.machine.commands import AUDIT, Command, Key, _access_keys
+from covenant.ledger.machine.commands import AUDIT, Command, Key, access_keys
 from covenant.model.agent_definition import RESERVED, AgentDefinition, CatalogueAgent
 from covenant.model.grant import Grant, Identity
 from covenant.model.ids import AgentId
@@ -95,7 +95,7 @@ class PurgeAudit(Command[int], frozen=True, gc=False, kw_only=True):
     chain: str = ""
 
     def keys(self) -> tuple[Key, ...]:
-        return (*_access_keys(self.access), AUDIT)
+        return (*access_keys(self.access), AUDIT)
 
 
 class WriteAuditRow(Command[None], frozen=True, gc=False, kw_only=True):
@@ -105,7 +105,7 @@ class WriteAuditRow(Command[None], frozen=True, gc=False, kw_only=True):
     row: dict[str, object]
 
     def keys(self) -> tuple[Key, ...]:
-        return (*_access_keys(self.access), AUDIT)
+        return (*access_keys(self.access), AUDIT)
 
 
 class AddTenant(Command[Tenant], frozen=True, gc=False, kw_only=True):

@@ -91,7 +91,7 @@ class LearnPeer(PeerCommand, frozen=True, gc=False, kw_only=True):
     conflict: str | None = None
     """Empty: there is no conflict any more."""
     issued: IssuedToken | None = None
-    """A token that the peer gets with this."""
+    """A token that the peer gets with the answer."""
     epoch: str | msgspec.UnsetType | None = msgspec.UNSET
     told_epoch: str | msgspec.UnsetType | None = msgspec.UNSET
     told_id: str | msgspec.UnsetType | None = msgspec.UNSET
@@ -177,14 +177,14 @@ class DelegationMoved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SendToPeer(Command[DelegationMoved], frozen=True, gc=False, kw_only=True):
-    """Our message or finding about a delegation. `happenings` are moves of the table, in order; there may be none.
+    """Our message or finding about a delegation. `transitions` are names from the table, in order; there may be none.
 
     `begin`: a new delegation, if there is no record of it; its state, numbers and times are decided here.
     """
 
     key: DelegationKey
     begin: Delegation | None = None
-    happenings: tuple[str, ...] = ()
+    transitions: tuple[str, ...] = ()
     changes: DelegationChanges = DelegationChanges()
     messages: tuple[PeerMessage, ...] = ()
     by: AgentId | None = None
@@ -192,11 +192,11 @@ class SendToPeer(Command[DelegationMoved], frozen=True, gc=False, kw_only=True):
     replaces: DelegationKey | None = None
     """The ended offer of the same task that this one follows; it is not kept."""
     withdraws: bool = False
-    """The offer is withdrawn: `said` is the cancel, for a peer that may already have the offer."""
+    """The offer is withdrawn: `messages` is the cancel, for a peer that may already have the offer."""
     unsent_since_ms: int | None = None
     """An offer that was made since then and never tried reached nobody: it is withdrawn without a message."""
     about: DelegationOffer | None = None
-    """The offer that `said` answers: refused as `offer_changed` if the peer has made the offer anew since."""
+    """The offer that `messages` answer: refused as `offer_changed` if the peer has made the offer anew since."""
 
     def keys(self) -> tuple[Key, ...]:
         before = self.replaces
@@ -228,7 +228,7 @@ class ReceiveFromPeer(Command[ReceivedFromPeer], frozen=True, gc=False, kw_only=
     envelope: ReceivedEnvelope
     key: DelegationKey | None = None
     begin: Delegation | None = None
-    happenings: tuple[str, ...] = ()
+    transitions: tuple[str, ...] = ()
     changes: DelegationChanges = DelegationChanges()
     messages: tuple[PeerMessage, ...] = ()
     accept: Accept | None = None

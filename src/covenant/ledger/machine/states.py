@@ -16,7 +16,7 @@ OUTCOME_FILTERS: Final[dict[str, str]] = {
     "cancelled": "canceled",
     "rejected": "rejected",
 }
-"""The same for outcomes. A filter by state accepts them as well."""
+"""Every name of an outcome that filters accept, and the outcome itself. A filter by state accepts these names, too."""
 
 
 class State(enum.StrEnum):

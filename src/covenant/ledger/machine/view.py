@@ -46,7 +46,7 @@ class Cached(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Remembered(msgspec.Struct, frozen=True, gc=False):
-    """The tasks or results that a request id was given, so that the same request gets them again."""
+    """The tasks or results that a request got under its id, so that the same request gets them again."""
 
     task_ids: tuple[TaskId, ...]
     lease_ids: tuple[LeaseId, ...] = ()
@@ -91,9 +91,9 @@ class View(Protocol):
         """Tasks in flight, longest untouched first."""
 
     def due(self, now_ms: int, count: int, ages: Ages) -> Sequence[Entry]:
-        """Tasks whose deadline or timeout has passed."""
+        """Tasks whose deadline, timeout, hold or wait is over: at most one of the tasks that share a cache key."""
 
-    def used(self, task_id: TaskId) -> dict[str, Any] | None:
+    def usage_so_far(self, task_id: TaskId) -> dict[str, Any] | None:
         """A task's usage so far, as its holder in this process reports it, for a result that somebody else sets."""
 
     def orphans(self, count: int) -> Sequence[Entry]:
@@ -115,7 +115,7 @@ class View(Protocol):
     def grant(self, signature_b58: str) -> Grant | None: ...
     def identity(self, token_sha256: str) -> Identity | None: ...
     def identities(self, name: str) -> Sequence[Identity]:
-        """Live identities with a display or a key."""
+        """Live identities with this display name or public key."""
 
     def identities_revoked_before(self, before_ms: int) -> int: ...
     def grants_revoked_before(self, before_ms: int) -> int: ...

@@ -1,8 +1,8 @@
-"""The ledger on PostgreSQL: many daemons, one ledger. Only this package imports the driver.
+"""The ledger on PostgreSQL: many daemons, one ledger. Only this package and `ledger.transfer` import the driver.
 
-    engine ──► batch_writer ──► batch_state (decide) ──► loader, batch_rows ──► one transaction
-    │             └──► news, counters ──► waiters, here and on other nodes
-    └──► history, audit_log: reads of the past
+    postgres_ledger ──► batch_writer ──► batch_state (decide) ──► loader, batch_rows ──► one transaction
+    │                   └──► news, counters ──► waiters, here and on other nodes
+    └──► task_history, audit_log: reads of the past
 
 Every object is used on the loop that created it.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncIterator, Iterable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import asyncpg
@@ -11,8 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from covenant.ledger.contract.identities import AuditMark, AuditRecord
-from covenant.ledger.postgres.connections import Connections
-from covenant.ledger.postgres.sql import statement
+from covenant.ledger.postgres.connections import Connections, fetch_rows
 from covenant.ledger.postgres.stored_task import Row
 from covenant.model.grant import GENESIS, AuditHead, AuditReport, AuditVerification, StoredRow
 from covenant.model.ids import PublicKey
@@ -57,23 +57,18 @@ class AuditLog:
     async def recent(
         self, issuer: PublicKey | None, limit: int, since_ms: int | None, before_ms: int, below: int
     ) -> Sequence[AuditRecord]:
-        values = {
-            "issuer": issuer,
-            "count": limit,
-            "since_ms": since_ms or 0,
-            "before_ms": before_ms,
-            "below": below,
-        }
-        rows = await self._connections.fetch(statement("audit", "recent"), values)
+        rows = await self._connections.rows(
+            "audit", "recent", issuer=issuer, count=limit, since_ms=since_ms or 0, before_ms=before_ms, below=below
+        )
         # Converted, so that a column of another type is found here.
         return tuple(msgspec.convert([_record(row) for row in rows], list[AuditRecord]))
 
     async def before(self, before_ms: int) -> Sequence[AuditMark]:
-        rows = await self._connections.fetch(statement("audit", "before"), {"before_ms": before_ms})
+        rows = await self._connections.rows("audit", "before", before_ms=before_ms)
         return tuple(AuditMark(row["rows"], row["through"], row["chain_hash"], row["chain"]) for row in rows)
 
     async def heads(self) -> Sequence[AuditMark]:
-        rows = await self._connections.fetch(statement("audit", "heads"), {})
+        rows = await self._connections.rows("audit", "heads")
         marks = [AuditMark(row["audit_index"], row["audit_index"], row["audit_hash"], row["chain"]) for row in rows]
         return marks if len(marks) > 1 else ()
 
@@ -83,20 +78,17 @@ class AuditLog:
         cut: dict[tuple[str, str], str] = {}
         """By the chain that has the anchor and the chain that it is about: the first row that is missing or another."""
         async with self._connections.snapshot() as db:
-            chains = statement("audit", "chains")
-            for chain in await db.fetch(chains.text):
+            for chain in await fetch_rows("audit", db, "chains"):
                 head = AuditHead(chain["audit_index"], chain["audit_hash"])
                 anchor = _head(chain["anchor_index"], chain["anchor_hash"])
                 verified = _head(chain["verified_index"], chain["verified_hash"])
                 start = anchor if whole or verified.index < anchor.index else verified
                 verification = AuditVerification(start, head)
                 if 0 < chain["first"] <= anchor.index:
-                    verification.find(f"row {chain['first']} is before the anchor at {anchor.index}")
-                after, page, seen = start.index, statement("audit", "page"), dict[str, _Head]()
-                while rows := await db.fetch(
-                    page.text, *page.values({"chain": chain["chain"], "after": after, "count": PAGE_ROWS})
-                ):
-                    verification.take(map(_stored, rows))
+                    verification.add_finding(f"row {chain['first']} is before the anchor at {anchor.index}")
+                after, seen, page = start.index, dict[str, _Head](), partial(fetch_rows, "audit", db, "page")
+                while rows := await page(chain=chain["chain"], after=after, count=PAGE_ROWS):
+                    verification.add_rows(map(_stored, rows))
                     async for other, failure in _cut(db, chain["chain"], _new_heads(rows, seen)):
                         cut.setdefault((chain["chain"], other), failure)
                     after = rows[-1]["idx"]
@@ -108,13 +100,13 @@ class AuditLog:
         return replace(report, valid=False, failures=(*report.failures, *cut.values())) if cut else report
 
     async def _mark(self, chain: str, head: AuditHead) -> None:
-        values: dict[str, Any] = {
-            "chain": chain,
-            "index": head.index,
-            "hash": head.chain_hash,
-            "genesis": GENESIS.chain_hash,
-        }
-        await self._connections.fetch(statement("audit", "verified"), values)
+        await self._connections.rows(
+            *("audit", "verified"),
+            chain=chain,
+            index=head.index,
+            hash=head.chain_hash,
+            genesis=GENESIS.chain_hash,
+        )
 
 
 def _anchors(text: str) -> Sequence[_Head]:
@@ -143,15 +135,15 @@ async def _cut(db: asyncpg.Connection[Any], by: str, heads: Sequence[_Head]) -> 
     """Chains that lack a row which the chain of `by` has recorded, whatever was anchored after it."""
     if not heads:
         return
-    asked = statement("audit", "cut")
-    values = {
-        "chains": [head.chain for head in heads],
-        "idxs": [head.index for head in heads],
-        "hashes": [head.chain_hash for head in heads],
-    }
-    for row in await db.fetch(asked.text, *asked.values(values)):
-        is_so = "is missing" if row["missing"] else "is another one"
-        yield row["chain"], f"{row['chain']}: row {row['idx']}, which the chain of {by} has seen, {is_so}"
+    rows = await fetch_rows(
+        *("audit", db, "cut"),
+        chains=[head.chain for head in heads],
+        idxs=[head.index for head in heads],
+        hashes=[head.chain_hash for head in heads],
+    )
+    for row in rows:
+        fault = "is missing" if row["missing"] else "is another one"
+        yield row["chain"], f"{row['chain']}: row {row['idx']}, which the chain of {by} has seen, {fault}"
 
 
 def _record(row: Row) -> dict[str, Any]:
@@ -166,8 +158,8 @@ def _head(index: int, chain_hash: str) -> AuditHead:
 def _stored(row: Row) -> StoredRow:
     text = row["row"]
     try:
-        said = _text(text)
-        coherent = (said.timestamp_ms, said.issuer.pubkey) == (row["ts_ms"], row["issuer"])
+        content = _text(text)
+        coherent = (content.timestamp_ms, content.issuer.pubkey) == (row["ts_ms"], row["issuer"])
     except msgspec.MsgspecError:
         coherent = False
     return StoredRow(row["idx"], text.encode().hex(), row["chain_hash"].encode().hex(), coherent)

@@ -9,12 +9,12 @@ import asyncpg
 
 from covenant.ledger.postgres.batch_items import BATCH_MAX
 from covenant.ledger.postgres.batch_state import BatchState
+from covenant.ledger.postgres.connections import fetch_value
 from covenant.ledger.postgres.counters import Counters, CountersAhead
 from covenant.ledger.postgres.fast_decisions import OpenBatch
 from covenant.ledger.postgres.queue_head import PLACE_BITS, BatchPlaces, Floors
 from covenant.ledger.postgres.recent_tasks import RECENT_MAX, RecentTasks
 from covenant.ledger.postgres.registers import Registers
-from covenant.ledger.postgres.sql import statement
 from covenant.model.grant import AuditHead
 from covenant.model.ids import TaskId
 from covenant.model.settings import Limits
@@ -67,12 +67,12 @@ class BatchInputs:
             if alone:
                 self.places.drop_passed()
             if len(self.places) < wanted:
-                self.places.draw(await connection.fetchval(statement("load", "place").text))
+                self.places.draw(await fetch_value("load", connection, "place"))
 
     async def draw_numbers(self, connection: asyncpg.Connection[Any]) -> None:
         """Draws enough numbers for one batch."""
         if len(self.numbers) < BATCH_MAX:
-            first = await connection.fetchval(statement("load", "numbers").text)
+            first = await fetch_value("load", connection, "numbers")
             self.numbers = [*range(first + NUMBERS - 1, first - 1, -1), *self.numbers]
 
     def next_place(self, place: int) -> None:
@@ -87,13 +87,13 @@ class BatchInputs:
         if len(self._turns) > RECENT_MAX:
             self._turns.clear()  # the order of turns is lost, and the longest waiting recipients come first
 
-    def entered(self, queue: Iterable[tuple[str, int]], results: Iterable[tuple[str, int]]) -> None:
-        self.queue_floors.entered(queue)
-        self.result_floors.entered(results)
+    def note_added(self, queue: Iterable[tuple[str, int]], results: Iterable[tuple[str, int]]) -> None:
+        self.queue_floors.note_added(queue)
+        self.result_floors.note_added(results)
 
-    def left(self, queue: Iterable[tuple[str, int]], results: Iterable[tuple[str, int]]) -> None:
-        self.queue_floors.left(queue)
-        self.result_floors.left(results)
+    def note_taken(self, queue: Iterable[tuple[str, int]], results: Iterable[tuple[str, int]]) -> None:
+        self.queue_floors.note_taken(queue)
+        self.result_floors.note_taken(results)
 
     def forget(self) -> None:
         self.head = None

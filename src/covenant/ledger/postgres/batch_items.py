@@ -1,4 +1,4 @@
-"""The parts of a batch: commands with their waiters, and the written batch."""
+"""The parts of a batch: commands with their waiters, and the decided batch."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from covenant.model.task import DELEGATION, cache_key, weigh
 BATCH_MAX: Final = 128
 BATCH_BYTES_MAX: Final = 4 << 20
 UNWEIGHED: Final = 4
-"""This many commands go together whatever their size: measuring one takes longer than counting them."""
+"""This many commands go together whatever their size: measuring a command takes longer than counting it."""
 
 # All other commands are rare, and each is a batch of its own.
 TOGETHER: Final = (
@@ -97,12 +97,12 @@ class Item:
     __slots__ = (
         "_bytes",
         "answer",
+        "answered",
         "begun",
         "command",
         "done",
         "error",
         "events",
-        "over",
         "registers_version",
         "ts_ms",
     )
@@ -110,7 +110,7 @@ class Item:
     def __init__(self, command: Command[Any], done: asyncio.Future[Any]) -> None:
         self.command = command
         self.done = done
-        self.begun = self.over = False
+        self.begun = self.answered = False
         self._bytes = -1
         self.answer: Any = None
         self.error: BaseException | None = None
@@ -121,16 +121,16 @@ class Item:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left to do: the command is answered, or its waiter left before it was begun."""
-        return self.over or (self.done.cancelled() and not self.begun)
+        """Whether nothing is left to do: the command is answered, or its waiter left before the command was begun."""
+        return self.answered or (self.done.cancelled() and not self.begun)
 
     def finish(self) -> None:
-        if not self.over:
-            self.over = True
+        if not self.answered:
+            self.answered = True
             self._answer()
 
     def fail(self, error: BaseException) -> None:
-        if not self.over:
+        if not self.answered:
             self.error = error
             self.finish()
 
@@ -142,20 +142,20 @@ class Item:
         else:
             self.done.set_result(self.answer)
 
-    def outlive(self) -> asyncio.Future[Any]:
-        """The future of the outcome, for a command whose waiter has left."""
+    def outcome(self) -> asyncio.Future[Any]:
+        """The future of the answer. A command whose waiter has left gets a new one."""
         if self.done.cancelled():
             self.done = asyncio.get_running_loop().create_future()
-            if self.over:
+            if self.answered:
                 self._answer()
         return self.done
 
-    def weighed(self, size: int) -> None:
-        """It is known how many bytes of it will be written."""
+    def set_size(self, size: int) -> None:
+        """Sets how many bytes the command writes, once they are encoded."""
         self._bytes = size
 
     def weigh(self) -> int:
-        """The approximate number of bytes that the command writes."""
+        """The number of bytes that the command writes; until it is decided, approximately."""
         if self._bytes < 0:
             self._bytes = weigh_command(self.command)
         return self._bytes
@@ -166,8 +166,8 @@ def fail_all(items: Iterable[Item], error: Exception) -> None:
         item.fail(error)
 
 
-class Committed(msgspec.Struct, frozen=True):
-    """A written batch, once it is known to be durable."""
+class DecidedBatch(msgspec.Struct, frozen=True):
+    """A batch from its decision until its items are answered. `records`: the events of each command, and their time."""
 
     items: Sequence[Item]
     seq: int
@@ -196,7 +196,7 @@ def next_batch(waiting: deque[Item]) -> list[Item]:
 
 
 def hints(batch: Sequence[Item]) -> list[Want]:
-    """The rows that these commands will ask for first: loaded at once instead of one after the other."""
+    """The rows that these commands read first. They are loaded together, and not one after the other."""
     wants: list[Want] = []
     queues: dict[PublicKey, int] = {}
     results: dict[PublicKey | None, int] = {}
@@ -211,7 +211,7 @@ def hints(batch: Sequence[Item]) -> list[Want]:
             if not command.minted:
                 wants.append(WantTask(task.id))
             if command.starter is not None:
-                # No task starts before those that wait, also at another node.
+                # No task starts before one that waits, also at another node.
                 queues[task.recipient.pubkey] = queues.get(task.recipient.pubkey, 0) + 1
             if task.origin == DELEGATION and task.parent is not None:
                 wants.append(WantTask(task.parent))

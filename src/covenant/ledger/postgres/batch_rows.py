@@ -1,5 +1,5 @@
-"""Writes a batch: the changes of its state as arrays, for one statement; and one statement for each rare kind of
-row."""
+"""The rows of a batch: the changes of its state as arrays for one statement, and further statements for rare kinds of
+rows."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import msgspec
 
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.states import DRAINED, LEASED, SETTLED
-from covenant.ledger.postgres.batch_items import Committed
+from covenant.ledger.postgres.batch_items import DecidedBatch
 from covenant.ledger.postgres.batch_state import BatchState
 from covenant.ledger.postgres.cache_rows import key_text
+from covenant.ledger.postgres.connections import execute
 from covenant.ledger.postgres.counters import counts_of_batch
 from covenant.ledger.postgres.news import encode_topics
 from covenant.ledger.postgres.node_runs import Joined
-from covenant.ledger.postgres.push_rows import idle_at_ms
 from covenant.ledger.postgres.queue_head import Floors
 from covenant.ledger.postgres.registers import RegisterRow
-from covenant.ledger.postgres.sql import statement
 from covenant.ledger.postgres.stored_task import BIGINT_MAX, Slot, column, encode_head, encode_rest
+from covenant.ledger.register_index import idle_at_ms
 
 _encode: Final = msgspec.json.Encoder().encode
 _IDS: Final = ("id_task_ids", "id_nos")
@@ -61,14 +61,14 @@ _AUDIT: Final = _columns_of("a", "idx place ts_ms issuer chain_hash row")
 def live_row(entry: Entry, slot: Slot) -> tuple[Any, ...]:
     task, key = entry.task, entry.cache_key
     no, n, state, a2a_state, lessee, updated_at_ms, *moved, rest, cause, error_message, size = _moved_row(entry, slot)
-    generation, turn, attempt, place, settled_place, touched, touched_at_ms, due_at_ms, *others = moved
+    generation, turn, attempt, place, settled_place, touched, touched_at_ms, due_at_ms, *holder = moved
     return (
         *(no, task.id, n, state, a2a_state, task.sender.pubkey, task.recipient.pubkey, lessee, task.tenant),
         *(task.recipient.display.partition("@")[0], column(task.context_id or ""), task.origin, task.parent),
         *(entry.accepted_at_ms, updated_at_ms, generation, turn, attempt, _deadline_ms(entry)),
         *(place, settled_place, touched, touched_at_ms, due_at_ms),
         key_text(key) if key is not None and entry.state is not SETTLED else None,
-        *others,
+        *holder,
         *(encode_head(entry), rest, task.sender.display, task.recipient.display, *_filter_columns(entry)),
         *(cause, error_message, slot.intent, size),
     )
@@ -101,7 +101,7 @@ def task_row(entry: Entry, slot: Slot) -> tuple[Any, ...]:
 
 
 def _filter_columns(entry: Entry) -> tuple[str | None, str | None, bool]:
-    """The task's kind, its key, and whether it is done elsewhere."""
+    """The task's kind, its key, and whether a remote agent does it."""
     task = entry.task
     return (
         column(task.task_kind) if task.task_kind is not None else None,
@@ -124,12 +124,12 @@ def _error(entry: Entry) -> str:
     return column(error) if isinstance(error, str) else ""
 
 
-def batch_values(committed: Committed, node: str, joined: Joined, version: int, level: int) -> dict[str, Any]:
+def batch_values(decided: DecidedBatch, node: str, joined: Joined, version: int, level: int) -> dict[str, Any]:
     """The values of the statement that writes a batch.
 
     `version` is that of the registers that it was decided on, `level` the lowest schema level of the living nodes.
     """
-    work, seq = committed.work, committed.seq
+    work, seq = decided.work, decided.seq
     counts = counts_of_batch(work.counts, joined.writer, seq, as_rows=level < COUNTED_LEVEL)
     return (
         _rows_of(work)
@@ -142,7 +142,7 @@ def batch_values(committed: Committed, node: str, joined: Joined, version: int, 
             "audit_hash": work.audit_head.chain_hash,
             "chain": node,
             "version": version,
-            "topics": encode_topics(committed.topics),
+            "topics": encode_topics(decided.topics),
         }
     )
 
@@ -159,19 +159,19 @@ def _rows_of(work: BatchState) -> dict[str, Any]:
     for task_id in work.moved:
         entry, slot = work.entries[task_id], work.slots[task_id]
         assert entry is not None
-        if slot.was is None:
+        if slot.table is None:
             ids.append((task_id, slot.no))
-        elif slot.was == "live":
+        elif slot.table == "live":
             held.append((slot.no, slot.held_n))
         if entry.state is DRAINED:
             ended.append(task_row(entry, slot))
-            if slot.was == "live":
+            if slot.table == "live":
                 gone.append(slot.no)
-        elif slot.was == "live":
+        elif slot.table == "live":
             moved.append(_moved_row(entry, slot))
         else:
             new.append(live_row(entry, slot))
-            if slot.was == "tasks":
+            if slot.table == "tasks":
                 back.append(slot.no)
     values: dict[str, Any] = {}
     for names, rows in (
@@ -193,19 +193,19 @@ def _rows_of(work: BatchState) -> dict[str, Any]:
         values["back_nos"] = back
     if work.started:
         values["started"] = list(work.started)
-    return values | _left("ql", "recipient", work.queue_out) | _left("rl", "sender", work.results_out)
+    return values | _removed("ql", "recipient", work.queue_out) | _removed("rl", "sender", work.results_out)
 
 
-def _left(prefix: str, name: str, places: Iterable[tuple[str, int]]) -> dict[str, Any]:
-    """The owners of the places, each once, and the places."""
+def _removed(prefix: str, name: str, places: Iterable[tuple[str, int]]) -> dict[str, Any]:
+    """The owners of the removed places, each once, and the places."""
     places = list(places)
     if not places:
         return {}
     return {f"{prefix}_{name}": list({whose: None for whose, _ in places}), f"{prefix}_place": [at for _, at in places]}
 
 
-def heads_left(prefix: str, name: str, places: Iterable[tuple[str, int]], floors: Floors) -> dict[str, Any]:
-    """The places from which the first tasks of each line were taken: the gate counts the tasks there."""
+def taken_heads(prefix: str, name: str, places: Iterable[tuple[str, int]], floors: Floors) -> dict[str, Any]:
+    """The range of places of the first tasks that left each line, and their number: the gate counts the tasks there."""
     lines: dict[str, list[int]] = {}
     for whose, place in places:
         lines.setdefault(whose, []).append(place)
@@ -219,14 +219,13 @@ def heads_left(prefix: str, name: str, places: Iterable[tuple[str, int]], floors
     }
 
 
-async def write_beside(connection: asyncpg.Connection[Any], work: BatchState, chain: str) -> None:
+async def write_rare_rows(connection: asyncpg.Connection[Any], work: BatchState, chain: str) -> None:
     """Writes the rows that few batches have."""
-    for name, values in _beside(work, chain):
-        asked = statement("write", name)
-        await connection.execute(asked.text, *asked.values(values))
+    for name, values in _rare_writes(work, chain):
+        await execute("write", connection, name, **values)
 
 
-def _beside(work: BatchState, chain: str) -> Iterable[tuple[str, dict[str, Any]]]:
+def _rare_writes(work: BatchState, chain: str) -> Iterable[tuple[str, dict[str, Any]]]:
     if work.requests_put:
         yield from _requests(work)
         over = work.base.get("requests") + work.counts.get("requests") - work.limits.requests_remembered_max
@@ -268,8 +267,8 @@ def _requests(work: BatchState) -> Iterable[tuple[str, dict[str, Any]]]:
     # A new row is inserted plainly: if another node had the same request meanwhile, this batch is decided again.
     for name, is_new in (("new_requests", True), ("requests", False)):
         rows = [
-            (key[0], column(key[1]), column(key[2]), place, _encode(given).decode())
-            for key, (place, given) in work.requests_put.items()
+            (key[0], column(key[1]), column(key[2]), place, _encode(remembered).decode())
+            for key, (place, remembered) in work.requests_put.items()
             if (key in work.requests_new) is is_new
         ]
         if rows:
@@ -314,13 +313,12 @@ def _shared(work: BatchState) -> Iterable[tuple[str, dict[str, Any]]]:
 async def write_registers(
     connection: asyncpg.Connection[Any], rows: Sequence[RegisterRow], version: int, work: BatchState
 ) -> None:
-    bumped, put = statement("write", "registers"), statement("write", "register_rows")
-    await connection.execute(bumped.text, *bumped.values({"version": version}))
-    values = {
-        "version": version,
-        "kinds": [row.kind for row in rows],
-        "names": [column(row.name) for row in rows],
-        "made": [work.next_place() for _ in rows],
-        "bodies": [_encode(row.body).decode() if row.body is not None else None for row in rows],
-    }
-    await connection.execute(put.text, *put.values(values))
+    await execute("write", connection, "registers", version=version)
+    await execute(
+        *("write", connection, "register_rows"),
+        version=version,
+        kinds=[row.kind for row in rows],
+        names=[column(row.name) for row in rows],
+        made=[work.next_place() for _ in rows],
+        bodies=[_encode(row.body).decode() if row.body is not None else None for row in rows],
+    )

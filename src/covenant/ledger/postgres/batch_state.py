@@ -39,7 +39,7 @@ from covenant.ledger.machine.evolution import evolve, start
 from covenant.ledger.machine.states import DRAINED, LEASED, QUEUED, SETTLED
 from covenant.ledger.machine.view import Account, Archived, Remembered
 from covenant.ledger.postgres.cache_rows import SharedRows
-from covenant.ledger.postgres.counters import ALL, KEPT, Counters, contribution
+from covenant.ledger.postgres.counters import ALL, KEPT_BYTES, Counters, contribution
 from covenant.ledger.postgres.missing_rows import (
     Missing,
     WantBody,
@@ -66,7 +66,7 @@ from covenant.model.settings import Limits
 from covenant.model.task import CacheKey, Task, utf8_length
 
 LOOK_MAX: Final = 10_000
-"""After a step of the clock it is unknown which tasks are due: at most this many are looked at."""
+"""After a step of the clock no column says which tasks are due: at most this many are looked at."""
 IN_TURN_MAX: Final = 1_000
 """The most rows that are loaded for a take of all recipients' tasks, if that leaves each recipient one."""
 
@@ -96,12 +96,13 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
         self.limits = limits
         self.registers = registers
         self.base = base
+        """The counts before this batch."""
         self.counts = Counters()
         self.audit_head = audit_head
         self._place = place
         self._new_no = new_no
         self._turns = turns
-        """By recipient: the place at which this node last took a task of it. The longest waiting comes first."""
+        """By recipient: the place at which this node last took one of its tasks. The longest waiting comes first."""
         self._used = used
         self.entries: dict[TaskId, Entry | None] = {}
         self.slots: dict[TaskId, Slot] = {}
@@ -123,7 +124,7 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
         self.results_in: dict[tuple[str, int], int] = {}
         self.results_out: dict[tuple[str, int], None] = {}
         self.started: dict[str, None] = {}
-        """Recipients whose task began at once: no other task may wait for them."""
+        """Recipients whose new task began at once: no other task may be queued for them."""
         self.requests_put: dict[RequestKey, tuple[int, Remembered]] = {}
         self.requests_new: dict[RequestKey, None] = {}
         self.audit: list[tuple[int, int, int, str, str, str]] = []
@@ -134,8 +135,8 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
         return self._place
 
     @property
-    def beside(self) -> bool:
-        """Whether there are rows to write that few batches have."""
+    def has_rare_rows(self) -> bool:
+        """Whether `write_rare_rows` has anything to write."""
         return bool(
             self.requests_put
             or self.uses_put
@@ -171,14 +172,14 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
         self.entries.setdefault(task_id, None)
         self._archived.setdefault(task_id, None)
 
-    def load_queue(self, recipient: PublicKey, rows: Sequence[tuple[int, TaskId]], asked: int) -> None:
-        self._queues.setdefault(recipient, QueueHead()).load(rows, asked)
+    def load_queue(self, recipient: PublicKey, rows: Sequence[tuple[int, TaskId]], limit: int) -> None:
+        self._queues.setdefault(recipient, QueueHead()).load(rows, limit)
 
     def load_recipients(self, recipients: dict[str, int]) -> None:
         self._recipients = recipients
 
-    def load_results(self, sender: PublicKey | None, rows: Sequence[tuple[int, TaskId]], asked: int) -> None:
-        self._results.setdefault(sender, QueueHead()).load(rows, asked)
+    def load_results(self, sender: PublicKey | None, rows: Sequence[tuple[int, TaskId]], limit: int) -> None:
+        self._results.setdefault(sender, QueueHead()).load(rows, limit)
 
     def load_leases(self, task_ids: list[TaskId]) -> None:
         self._leases = task_ids
@@ -256,7 +257,7 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
         return self._known([lane[at] for at in range(rounds) for lane in lanes if at < len(lane)][:count])
 
     def queued_count(self, recipient: PublicKey) -> int:
-        """The count as far as news have arrived; but loaded tasks are certainly there."""
+        """The count as of the last news, but at least one if a task was loaded."""
         counted, head = self._count("queued", recipient), self._queues.get(recipient)
         return max(counted, len(head.first(1) or ()) if head is not None and counted <= 0 else 0)
 
@@ -301,7 +302,7 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
             found.append(entry)
         return found[:count]
 
-    def used(self, task_id: TaskId) -> dict[str, Any] | None:
+    def usage_so_far(self, task_id: TaskId) -> dict[str, Any] | None:
         return self._used(task_id) if self._used is not None else None
 
     def orphans(self, count: int) -> Sequence[Entry]:
@@ -355,7 +356,7 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
                 if isinstance(event, PushPut) and self.entries.get(event.task_id) is not None:
                     slot = self.slots[event.task_id]
                     slot.pushed = True
-                    slot.n += 1  # a node that does not know of it must not end the task
+                    slot.n += 1  # so that a node that does not know of the push cannot end the task
                     self.moved[event.task_id] = None
             elif isinstance(event, PeerEvent):
                 self.apply_peer(event, ts_ms)
@@ -375,7 +376,7 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
             self._recount(task_id, old)
 
     def _start(self, sent: AnyEvent, leased: AnyEvent, encoded: Sequence[bytes], ts_ms: int) -> bool:
-        """Applies both events of a task that was leased on acceptance: it enters no queue. False: these are others."""
+        """Applies the events of a task that was leased on acceptance: it enters no queue. False for other events."""
         if type(sent) is not TaskSent or type(leased) is not TaskLeased or leased.task_id != sent.task_id:
             return False
         task, task_id = sent.task, sent.task_id
@@ -407,7 +408,7 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
         self.moved[task_id] = None
         slot.n += 1
         if returned:
-            self.counts.count(KEPT, new.task.tenant or ALL, -slot.size)
+            self.counts.count(KEPT_BYTES, new.task.tenant or ALL, -slot.size)
         if kind not in NOT_KEPT:
             name, text = encode_event(event, encoded)
             slot.size += utf8_length(text) if returned else len(encoded)
@@ -425,11 +426,11 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
         if ended and slot.pushed:
             self.end_pushes(task_id, new.generation)
         elif kind in _GIVES and isinstance(event, (TaskLeased, ResultDrained)) and event.request_id is not None:
-            key, given = effects.request_given(event, new)
-            self._remember(key, effects.merge_remembered(self._requests.get(key), given))
+            key, remembered = effects.request_given(event, new)
+            self._remember(key, effects.merge_remembered(self._requests.get(key), remembered))
         if new.state is DRAINED:
             self.counts.count("resolved", ALL, new.events)
-            self.counts.count(KEPT, new.task.tenant or ALL, slot.size)
+            self.counts.count(KEPT_BYTES, new.task.tenant or ALL, slot.size)
 
     def _index(self, event: TaskEvent, old: Entry | None, new: Entry, slot: Slot) -> None:
         """Moves a task from the queue of its old state to that of its new one."""
@@ -454,9 +455,8 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
                 slot.place = queue_place(self.next_place(), new.task.priority)
             put_in(self.queue_in, self.queue_out, (recipient, slot.place), slot.no)
             self._queues.setdefault(recipient, QueueHead()).enter(slot.place, task_id)
-            if (
-                self._count("queued", recipient) <= 0
-            ):  # this task is not counted yet: a recipient that had none comes last
+            # This task is not counted yet: a recipient that had none comes last.
+            if self._count("queued", recipient) <= 0:
                 self._turns[recipient] = self.next_place()
             if self._recipients is not None:
                 self._recipients.setdefault(recipient, slot.place)
@@ -472,7 +472,7 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
         assert new is not None
         slot = self.slots[task_id]
         # A task whose result came back was listed before it ended.
-        listed = old is not None or slot.was != "tasks"
+        listed = old is not None or slot.table != "tasks"
         before = None if old is None else slot.counted or contribution(old, listed=listed)
         after = contribution(new, listed=listed)
         slot.counted = after if listed else None

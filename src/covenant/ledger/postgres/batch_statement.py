@@ -17,6 +17,7 @@ from uuid import uuid4
 import asyncpg
 import msgspec
 
+from covenant.ledger.postgres.connections import execute
 from covenant.ledger.postgres.sql import Statement, statement, statements
 
 _PARTS: Final = (
@@ -54,7 +55,7 @@ _LISTED: Final = re.compile(r"\bunnest\(([^()]*)\)")
 _LISTS: Final = ("new_events", "new_audit", "new_counts", "counted", "added_counts")
 """The parts that may have several rows even if only one task changes."""
 _ALL_OR_NOTHING: Final = ("/* gated */ EXISTS (SELECT FROM ok)", "1 / (SELECT count(*) FROM ok) = 1")
-_ONE: Final = (
+_SINGLE_ROW: Final = (
     (r"\bunnest\(([^()]*)\)", r"(SELECT \1)"),
     (r"\bANY\(", "("),
     (r"\(SELECT count\(\*\) FROM held\) = cardinality\([^()]*\)", "EXISTS (SELECT FROM held)"),
@@ -62,9 +63,9 @@ _ONE: Final = (
 BY_NUMBER_MAX: Final = 256
 """The most rows that are read by their number. PostgreSQL finds a text in an array by walking over those before it."""
 _LONG: Final = ("e_no", "a_idx", "l_no", "m_no")
-"""The first columns of the arrays that one command can make long."""
+"""The first columns of the arrays to which one command can add many rows."""
 _ALIKE: Final = "__alike"
-"""The end of the name of the value that all rows have in a column."""
+"""The suffix of a column's name, for the value that all its rows have."""
 _OWN: Final = frozenset({"no", "task_id", "place", "head", "rest", "body"})
 """Columns in which no two rows are alike."""
 EVENTS_MAX: Final = 4
@@ -82,17 +83,17 @@ class Written(msgspec.Struct, frozen=True):
 class BatchStatement:
     """The statement of a batch with these parts.
 
-    Its arrays are given as texts: asyncpg looks at each element of an array several times. `single`: only one task
-    changes, and its columns are given as values; so are those of its events, if they are few. `large`: the arrays are
-    long.
+    Its arrays are given as texts, since asyncpg looks at each element of an array several times. `single`: only one
+    task changes, and its columns are given as values. `events`: so many events are given as values, too; 0: as arrays.
+    `large`: the arrays are long.
     """
 
     def __init__(self, parts: tuple[str, ...], *, single: bool = False, events: int = 0, large: bool = False) -> None:
         text = dict(statements("write"))
         if single:
-            text = {name: part if name in _LISTS else _of_one(part) for name, part in text.items()}
+            text = {name: part if name in _LISTS else _single_row(part) for name, part in text.items()}
         if events:
-            text["new_events"] = _of_few(text["new_events"], events)
+            text["new_events"] = _few_rows(text["new_events"], events)
         gates = [text[f"gate_{part}"] for part in parts if f"gate_{part}" in text]
         written = [text[part] for part in parts if part in text and part != "held"]
         whole = text["batch"].replace("/* held */", text["held"] if "held" in parts else "")
@@ -101,7 +102,7 @@ class BatchStatement:
             whole = whole.replace(*_ALL_OR_NOTHING)
         kinds = dict(_ARRAY.findall(whole))
         if not large:
-            whole = _LISTED.sub(_of_many, whole)
+            whole = _LISTED.sub(_rows_by_number, whole)
         statement = Statement(_ARRAY.sub(lambda found: array_sql(*found.groups()), whole))
         self.text, self.names = statement.text, statement.names
         self._encoders = [self._encoder(name, kinds.get(name)) for name in statement.names]
@@ -109,7 +110,7 @@ class BatchStatement:
 
     @staticmethod
     def _encoder(name: str, kind: str | None) -> Encoder:
-        """The list that a value comes from, and its encoder."""
+        """The name of the given value or list, and its encoder."""
         if kind is not None:
             return name, _ENCODERS[kind]
         if name in _OF_BATCH or name.endswith(_ALIKE):
@@ -117,21 +118,21 @@ class BatchStatement:
         column, _, number = name.partition("__")
         return column, itemgetter(int(number or 0))
 
-    def values(self, given: dict[str, Any]) -> list[Any]:
+    def values(self, values: dict[str, Any]) -> list[Any]:
         for name in self._alike:
-            values = given[name]
-            if values and values.count(values[0]) == len(values):
-                given[name], given[name + _ALIKE] = None, values[0]
+            column = values[name]
+            if column and column.count(column[0]) == len(column):
+                values[name], values[name + _ALIKE] = None, column[0]
             else:
-                given[name + _ALIKE] = None
-        return encode_values(given, self._encoders)
+                values[name + _ALIKE] = None
+        return encode_values(values, self._encoders)
 
 
 Encoder = tuple[str, Callable[..., Any] | None]
 
 
-def _of_many(found: re.Match[str]) -> str:
-    """The elements of the arrays, by their number. The first array says how many there are."""
+def _rows_by_number(found: re.Match[str]) -> str:
+    """The rows of the arrays, read by their number. The first array tells how many there are."""
     arrays = [each.strip() for each in found[1].split(",")]
     values = ", ".join(f"{array} AS a{number}" for number, array in enumerate(arrays))
     elements = ", ".join(_element(number, array) for number, array in enumerate(arrays))
@@ -141,14 +142,14 @@ def _of_many(found: re.Match[str]) -> str:
 
 
 def _element(number: int, array: str) -> str:
-    element, given = f"r.a{number}[r.i]", _ARRAY.fullmatch(array)
-    if number == 0 or given is None or given[1].partition("_")[2] in _OWN:
+    element, named = f"r.a{number}[r.i]", _ARRAY.fullmatch(array)
+    if number == 0 or named is None or named[1].partition("_")[2] in _OWN:
         return element
-    # If all rows are alike, there is no array.
-    return f"coalesce({element}, :{given[1]}{_ALIKE}::{given[2]})"
+    # If all rows are alike, the array is null.
+    return f"coalesce({element}, :{named[1]}{_ALIKE}::{named[2]})"
 
 
-def _of_few(part: str, count: int) -> str:
+def _few_rows(part: str, count: int) -> str:
     """A part of the statement for `count` rows."""
 
     def rows(found: re.Match[str]) -> str:
@@ -158,10 +159,10 @@ def _of_few(part: str, count: int) -> str:
     return _LISTED.sub(rows, part)
 
 
-def _of_one(part: str) -> str:
+def _single_row(part: str) -> str:
     """A part of the statement for a single row."""
-    for of_many, of_one in _ONE:
-        part = re.sub(of_many, of_one, part)
+    for many, one in _SINGLE_ROW:
+        part = re.sub(many, one, part)
     return _ARRAY.sub(r":\1::\2", part)
 
 
@@ -201,23 +202,23 @@ def array_sql(name: str, kind: str) -> str:
     return f"CASE :{name}::text WHEN '' THEN ARRAY[''] ELSE string_to_array(:{name}, :between::text, :null::text) END"
 
 
-def encode_values(given: dict[str, Any], encoders: Sequence[Encoder]) -> list[Any]:
+def encode_values(values: dict[str, Any], encoders: Sequence[Encoder]) -> list[Any]:
     """The values in the order of their names, each encoded."""
     try:
-        return _encode_values(given, encoders, *SEPARATORS)
+        return _encode_values(values, encoders, *SEPARATORS)
     except SeparatorTaken:
         made = uuid4().hex
-        return _encode_values(given, encoders, f"/{made}", f"-{made}")
+        return _encode_values(values, encoders, f"/{made}", f"-{made}")
 
 
-def _encode_values(given: dict[str, Any], encoders: Sequence[Encoder], between: str, null: str) -> list[Any]:
-    given["between"], given["null"] = between, null
+def _encode_values(values: dict[str, Any], encoders: Sequence[Encoder], between: str, null: str) -> list[Any]:
+    values["between"], values["null"] = between, null
     return [
-        given[name]
-        if encode is None or given[name] is None
-        else join_texts(given[name], between, null)
+        values[name]
+        if encode is None or values[name] is None
+        else join_texts(values[name], between, null)
         if encode is join_texts
-        else encode(given[name])
+        else encode(values[name])
         for name, encode in encoders
     ]
 
@@ -247,17 +248,17 @@ async def write_batch(connection: asyncpg.Connection[Any], values: dict[str, Any
     return Written(*row)
 
 
-async def rehearse_batch(connection: asyncpg.Connection[Any]) -> None:
-    """Raises the errors of a batch that writes to every table of batches, and those of a write that needs room.
+async def probe_batch(connection: asyncpg.Connection[Any]) -> None:
+    """Checks that a batch could be written: raises the errors of all its tables, and those of a write that needs room.
 
-    Nothing is left: the batch's gate is closed, and the row is deleted before it is committed.
+    It leaves nothing behind: the batch's gate is closed, and the row that needs room is deleted in its transaction.
     """
     batch = _batch(tuple([part for part, _ in _PARTS]))
-    nobody: dict[str, Any] = (
+    closed: dict[str, Any] = (
         {name: [] for name in batch.names} | dict.fromkeys(_OF_BATCH, 0) | dict.fromkeys(_TEXTS_OF_BATCH, "")
     )
     with suppress(asyncpg.DivisionByZeroError):
-        await connection.fetchrow(batch.text, *batch.values(nobody))
+        await connection.fetchrow(batch.text, *batch.values(closed))
     async with connection.transaction():
-        await connection.execute(statement("write", "room_used").text)
-        await connection.execute(statement("write", "room_left").text)
+        await execute("write", connection, "room_used")
+        await execute("write", connection, "room_left")

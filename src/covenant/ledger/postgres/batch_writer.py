@@ -1,8 +1,8 @@
 """The writer of a node: while a batch commits, the next one gathers, and is decided on top of it.
 
-A batch is one transaction. It holds the writer's row from its beginning to its end, so the batches of a run are in
-order, and none of a run that was declared lost is written. When the connection breaks in a commit, the row tells
-whether the commit succeeded.
+A batch is one transaction, or one statement. It locks the writer's row, so the batches of a run are in order, and none
+of a run that was declared lost is written. When the connection breaks in a commit, the row tells whether the commit
+succeeded.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from covenant.ledger.postgres.batch_inputs import BatchInputs
 from covenant.ledger.postgres.batch_items import (
     BATCH_MAX,
     TOGETHER,
-    Committed,
     Conflict,
+    DecidedBatch,
     Fenced,
     Item,
     RolledBack,
@@ -34,10 +34,10 @@ from covenant.ledger.postgres.batch_items import (
     hints,
     next_batch,
 )
-from covenant.ledger.postgres.batch_rows import batch_values, heads_left, write_beside, write_registers
+from covenant.ledger.postgres.batch_rows import batch_values, taken_heads, write_rare_rows, write_registers
 from covenant.ledger.postgres.batch_state import BatchState
-from covenant.ledger.postgres.batch_statement import rehearse_batch, write_batch
-from covenant.ledger.postgres.connections import Connections
+from covenant.ledger.postgres.batch_statement import probe_batch, write_batch
+from covenant.ledger.postgres.connections import Connections, fetch_rows, fetch_value
 from covenant.ledger.postgres.counters import Counters
 from covenant.ledger.postgres.database_errors import (
     BROKEN,
@@ -58,7 +58,6 @@ from covenant.ledger.postgres.news import topics_of
 from covenant.ledger.postgres.node_runs import Joined
 from covenant.ledger.postgres.nodes import Membership
 from covenant.ledger.postgres.registers import REGISTER_EVENTS, RegisterRow, Registers, refresh_registers
-from covenant.ledger.postgres.sql import statement
 from covenant.ledger.postgres.writer_connection import WriterConnection
 from covenant.model.errors import Unavailable
 from covenant.model.grant import AuditHead
@@ -69,7 +68,7 @@ TRIES_MAX: Final = 12
 PAUSE_S: Final = 0.005
 LOGGED_MAX: Final = 20
 QUIET_MS: Final = 3_000
-"""How long no write finds the disk full before that is over: a small batch may find room between two that do not."""
+"""How long after the last write that found the disk full: a small batch may find room between two that do not."""
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +86,7 @@ class BatchWriter:
         registers: Registers,
         counters: Counters,
         new_id: Callable[[], str],
-        on_committed: Callable[[Committed], None],
+        on_committed: Callable[[DecidedBatch], None],
         on_registers: Callable[[Iterable[RegisterChange]], None],
     ) -> None:
         self._connection = WriterConnection(connections)
@@ -107,14 +106,14 @@ class BatchWriter:
         self._waiting: deque[Item] = deque()
         self._open: OpenBatch | None = None
         """The batch that is decided on top of the one being written, and goes next."""
-        self._under_way = self._deciding = self._passes_on = False
-        """Whether a batch is being written; whether more will be decided ahead soon; whether no more can be."""
+        self._writing = self._ahead_scheduled = self._ahead_stopped = False
+        """Whether a batch is being written, whether `_decide_ahead` is scheduled, and whether it can decide no more."""
         self.trouble: Unavailable | None = None
-        """Why the database took no batch lately, if so."""
+        """Why the database takes no batches; None while it takes them."""
         self._quiet_until_ms = 0
-        """Until when a success does not end the trouble."""
+        """Before this time a success does not end the trouble."""
         self._logged: set[str] = set()
-        """Troubles that are already logged, each once."""
+        """The messages of troubles that are already logged."""
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
         self._task = asyncio.create_task(self._run())
@@ -125,8 +124,8 @@ class BatchWriter:
         self._membership.check()
         item = Item(command, self._loop.create_future())
         self._waiting.append(item)
-        if self._under_way:
-            self._decide_soon()
+        if self._writing:
+            self._schedule_ahead()
         else:
             self._wake.set()
         return item
@@ -145,7 +144,7 @@ class BatchWriter:
         self._connection.drop()
 
     def look_again(self) -> None:
-        """Soon checks whether the database takes batches again, even if none waits."""
+        """Has the writer check soon whether the database takes batches again, even if none waits."""
         if self.trouble is not None:
             self._wake.set()
 
@@ -163,43 +162,43 @@ class BatchWriter:
                 except Exception as error:
                     log.exception("ledger.batch_failed")
                     fail_all(batch, error)
-            if self._may_be_over() and self.failure is None:
+            if self._may_have_recovered() and self.failure is None:
                 async with self.at_rest:
-                    await self._rehearse()
+                    await self._probe()
             if self.failure is not None:
                 self._reopen()
                 fail_all(self._waiting, Unavailable("ledger_closed", self.failure))
                 self._waiting.clear()
                 return
 
-    def _decide_soon(self) -> None:
-        if not self._deciding:
-            self._deciding = True
+    def _schedule_ahead(self) -> None:
+        if not self._ahead_scheduled:
+            self._ahead_scheduled = True
             self._loop.call_soon(self._decide_ahead)
 
     def _decide_ahead(self) -> None:
-        """Decides waiting commands on top of the batch being written. Those that need more than memory wait."""
-        self._deciding = False
+        """Decides waiting commands on top of the batch being written, up to the first that needs more than memory."""
+        self._ahead_scheduled = False
         inputs = self.inputs
-        if not self._under_way or self.failure is not None or inputs.head is None or self._passes_on:
+        if not self._writing or self.failure is not None or inputs.head is None or self._ahead_stopped:
             return
-        simple = list(islice(takewhile(lambda item: is_simple(item.command), self._waiting), BATCH_MAX))
+        eligible = list(islice(takewhile(lambda item: is_simple(item.command), self._waiting), BATCH_MAX))
         if self._open is None and not inputs.places:
-            inputs.places.wanted, simple = 2, []
-        if not simple or len(inputs.numbers) < len(simple):
+            inputs.places.wanted, eligible = 2, []
+        if not eligible or len(inputs.numbers) < len(eligible):
             return
         opened = self._open = self._open or inputs.open_batch(inputs.head, inputs.ahead)
         try:
-            opened.offer(inputs.recent, inputs.ahead, [item.command for item in simple])
-            for item in simple:
+            opened.load_heads(inputs.recent, inputs.ahead, [item.command for item in eligible])
+            for item in eligible:
                 if not opened.decide(item, inputs.recent, self._clock, self._new_id):
-                    self._passes_on = True
+                    self._ahead_stopped = True
                     break
                 self._waiting.popleft()
         except Exception:
             log.exception("ledger.batch_failed")
             self._reopen()
-            self._passes_on = True
+            self._ahead_stopped = True
         if not opened.items:
             self._open = None
 
@@ -222,14 +221,14 @@ class BatchWriter:
                     return
                 await asyncio.sleep(PAUSE_S * tried)
             except Fenced:
-                if (committed := await self._connection.find_out_when_fenced(self._joined)) is not None:
-                    self._land(committed)
+                if (decided := await self._connection.resolve_when_fenced(self._joined)) is not None:
+                    self._complete(decided)
                 self._membership.beat_now()
                 self._refuse(batch, fenced())
                 return
             except RolledBack as sign:
                 self._membership.rolled_back(str(sign))
-                fail_all(batch, self._membership.refusing or fenced())
+                fail_all(batch, self._membership.refusal or fenced())
                 return
             except REFUSED as error:
                 self._fail(batch, error, refused(error))
@@ -241,7 +240,7 @@ class BatchWriter:
                     return
                 await asyncio.sleep(PAUSE_S * 2**tried)
             except asyncpg.PostgresError as error:
-                # A command that cannot be written must not fail the others.
+                # A command that cannot be written must not fail the other commands.
                 if len(batch) > 1:
                     await self._process_halves(batch)
                 else:
@@ -249,8 +248,8 @@ class BatchWriter:
                     fail_all(batch, refused(error) if has_wrong_type(error) else error)
                 return
             else:
-                if self._may_be_over():
-                    await self._rehearse()
+                if self._may_have_recovered():
+                    await self._probe()
                 return
         self._refuse(batch, busy())
 
@@ -278,15 +277,15 @@ class BatchWriter:
         self._waiting = others
         self._connection.fail(refused_items, trouble)
 
-    def _may_be_over(self) -> bool:
+    def _may_have_recovered(self) -> bool:
         """Whether there is a trouble that a success may end."""
         return self.trouble is not None and self._clock.monotonic_ms() >= self._quiet_until_ms
 
-    async def _rehearse(self) -> None:
-        """Ends the trouble if every table can be written and there is room; a batch may have needed neither."""
+    async def _probe(self) -> None:
+        """Ends the trouble if every table can be written and there is room: the last batch may have needed neither."""
         try:
             with lost_if_dropped():
-                await rehearse_batch(await self._connection.get())
+                await probe_batch(await self._connection.get())
         except UNAVAILABLE as error:
             self._connection.drop()
             self._fail([], error, unavailable(error, self._membership.trouble))
@@ -298,15 +297,15 @@ class BatchWriter:
             self._logged.clear()
 
     async def _try(self, batch: list[Item], opened: OpenBatch | None, *, careful: bool) -> None:
-        """Writes a batch in one transaction. `careful`: nothing is assumed to be new, or known, without a look."""
+        """Writes a batch. `careful`: no id is assumed to be new, and nothing is decided from memory."""
         self._reopen()  # this batch goes before one decided on top of its other half
         connection = await self._connection.get()
-        if self._connection.doubtful is not None:
-            doubtful, happened = await self._connection.find_out(self._joined)
-            self.seq = doubtful.seq
-            if happened:
-                self._land(doubtful)
-                self._give_back(doubtful)
+        if self._connection.in_doubt is not None:
+            in_doubt, was_committed = await self._connection.resolve(self._joined)
+            self.seq = in_doubt.seq
+            if was_committed:
+                self._complete(in_doubt)
+                self._give_back(in_doubt)
         if not careful:
             batch = await self._try_fast(connection, batch, opened)
         batch = [item for item in batch if not item.is_over]  # the first try may have written some of them
@@ -315,12 +314,12 @@ class BatchWriter:
         self._reopen()
         await connection.execute("BEGIN")
         try:
-            committed = await self._transact(connection, batch, careful=careful)
+            decided = await self._transact(connection, batch, careful=careful)
         except BaseException:
             if not connection.is_closed():
                 await connection.execute("ROLLBACK")
             raise
-        if committed is None:
+        if decided is None:
             await connection.execute("ROLLBACK")
             for item in batch:
                 item.finish()
@@ -328,19 +327,19 @@ class BatchWriter:
         try:
             await connection.execute("COMMIT")
         except BROKEN:
-            self._connection.doubtful = committed
+            self._connection.in_doubt = decided
             raise
-        self._land(committed)
+        self._complete(decided)
 
-    def _land(self, committed: Committed) -> None:
-        """Counts a durable batch and notifies everybody."""
-        self.inputs.remember(committed.work)
-        self._count(committed)
-        self._tell(committed)
+    def _complete(self, decided: DecidedBatch) -> None:
+        """Counts a durable batch, and notifies waiters, listeners and other nodes."""
+        self.inputs.remember(decided.work)
+        self._count(decided)
+        self._notify(decided)
 
-    def _give_back(self, committed: Committed) -> None:
-        """A caller whose outcome was reported as unknown did not get its leases or results: they go back."""
-        for item in committed.items:
+    def _give_back(self, decided: DecidedBatch) -> None:
+        """Gives back leases and results of callers that did not get them: their outcome was reported as unknown."""
+        for item in decided.items:
             is_unknown = isinstance(item.error, Unavailable) and item.answer is not None
             undo: Command[Any] | None = item.command.undo(item.answer) if is_unknown else None
             if undo is not None:
@@ -348,60 +347,63 @@ class BatchWriter:
                 done.add_done_callback(lambda done: done.cancelled() or done.exception())
                 self._waiting.append(Item(undo, done))
 
-    def _count(self, committed: Committed) -> None:
-        self.seq = committed.seq
-        self._membership.count(committed.seq, committed.topics.counts)
-        self.inputs.entered(committed.work.queue_in, committed.work.results_in)
+    def _count(self, decided: DecidedBatch) -> None:
+        self.seq = decided.seq
+        self._membership.count(decided.seq, decided.topics.counts)
+        self.inputs.note_added(decided.work.queue_in, decided.work.results_in)
 
-    def _tell(self, committed: Committed) -> None:
+    def _notify(self, decided: DecidedBatch) -> None:
         try:
-            self._on_committed(committed)
+            self._on_committed(decided)
         finally:
-            for item in committed.items:
+            for item in decided.items:
                 item.finish()
 
     def begin_anew(self, joined: Joined) -> None:
-        """Begins another run, which knows nothing yet. The caller holds `at_rest`."""
+        """Begins another run, without anything in memory. The caller holds `at_rest`."""
         self._joined, self.seq = joined, joined.seq
-        self._connection.doubtful = None
+        self._connection.in_doubt = None
         self._reopen()
         self.inputs.forget()
 
     async def _try_fast(
         self, connection: asyncpg.Connection[Any], batch: list[Item], opened: OpenBatch | None
     ) -> list[Item]:
-        """Decides from memory and writes by one statement; returns the rest. The gate finds changes by other nodes."""
+        """Decides from memory and writes by one statement. Returns the items that need a transaction.
+
+        The gate of the statement finds changes by other nodes.
+        """
         inputs = self.inputs
         if opened is None:
-            simple = [item for item in batch if is_simple(item.command)]
-            if not simple or inputs.head is None or len(inputs.numbers) < len(batch):
+            eligible = [item for item in batch if is_simple(item.command)]
+            if not eligible or inputs.head is None or len(inputs.numbers) < len(batch):
                 return batch
-            fresh = self._membership.living() > 1 and any(puts_in_line(item.command) for item in simple)
+            fresh = self._membership.living() > 1 and any(puts_in_line(item.command) for item in eligible)
             await inputs.draw_places(connection, new=fresh)
             opened = inputs.open_batch(inputs.head, inputs.counters, fresh=fresh)
-            opened.offer(inputs.recent, inputs.counters, [item.command for item in simple])
-            for item in simple:
+            opened.load_heads(inputs.recent, inputs.counters, [item.command for item in eligible])
+            for item in eligible:
                 opened.decide(item, inputs.recent, self._clock, self._new_id)
         work = opened.work
         fresh = opened.fresh and (not opened.alone or inputs.places.is_next(opened.place))
-        if not opened.items or work.beside or ((work.queue_in or work.results_in) and not fresh):
+        if not opened.items or work.has_rare_rows or ((work.queue_in or work.results_in) and not fresh):
             return batch
         await self._write_fast(connection, opened)
         return [item for item in batch if item not in opened.items] if len(opened.items) < len(batch) else []
 
     async def _write_fast(self, connection: asyncpg.Connection[Any], opened: OpenBatch) -> None:
         inputs, work = self.inputs, opened.work
-        committed = self._committed(opened.items, work)
-        values = batch_values(committed, self._node, self._joined, opened.version, self._membership.level)
+        decided = self._decided_batch(opened.items, work)
+        values = batch_values(decided, self._node, self._joined, opened.version, self._membership.level)
         if opened.alone and (work.queue_in or work.results_in):
             values["last_place"] = inputs.places.last
         values["started_from"] = [inputs.queue_floors.at(recipient) for recipient in work.started]
-        values |= heads_left("qt", "recipient", work.queue_out, inputs.queue_floors)
-        values |= heads_left("rt", "sender", work.results_out, inputs.result_floors)
+        values |= taken_heads("qt", "recipient", work.queue_out, inputs.queue_floors)
+        values |= taken_heads("rt", "sender", work.results_out, inputs.result_floors)
         before = inputs.head
-        self._under_way, self._passes_on = True, False
+        self._writing, self._ahead_stopped = True, False
         if self._waiting:
-            self._decide_soon()
+            self._schedule_ahead()
         try:
             inputs.remember(work)
             inputs.ahead.changes = work.counts
@@ -409,43 +411,43 @@ class BatchWriter:
                 written = await write_batch(connection, values, single=len(work.moved) == 1)
             if not written.writer:
                 raise Conflict("the writer's row is not where this node left it")  # the careful try finds out why
-            self.seq = committed.seq
+            self.seq = decided.seq
             inputs.places.draw(written.place)
             if not written.rows:
                 raise Conflict("what is in memory was changed by somebody else")
         except BaseException as error:
             inputs.head = before
-            self._forget(committed)
+            self._forget(decided)
             if isinstance(error, BROKEN):
-                self._connection.doubtful = committed
+                self._connection.in_doubt = decided
             elif isinstance(error, asyncpg.DivisionByZeroError):
                 raise Conflict("what is in memory was changed by somebody else; nothing was written") from None
             raise
         finally:
-            self._under_way = False
+            self._writing = False
             inputs.ahead.changes = None
         self.fast += 1
-        inputs.left(work.queue_out, work.results_out)
-        self._count(committed)
+        inputs.note_taken(work.queue_out, work.results_out)
+        self._count(decided)
         if self._open is None:
-            self._tell(committed)
+            self._notify(decided)
         else:
             # The next batch goes first: the database writes while waiters are notified.
-            self._loop.call_soon(self._tell, committed)
+            self._loop.call_soon(self._notify, decided)
 
-    def _forget(self, committed: Committed) -> None:
-        """Forgets a batch that was not written, as far as is known, and the batch decided on top of it."""
+    def _forget(self, decided: DecidedBatch) -> None:
+        """Forgets a batch that was not written or may not have been, and the batch decided on top of it."""
         self._reopen()
-        self.inputs.recent.forget(committed.work.slots)
+        self.inputs.recent.forget(decided.work.slots)
 
-    def _committed(self, batch: Sequence[Item], work: BatchState, rows: Sequence[RegisterRow] = ()) -> Committed:
+    def _decided_batch(self, batch: Sequence[Item], work: BatchState, rows: Sequence[RegisterRow] = ()) -> DecidedBatch:
         records = [(item.events, item.ts_ms) for item in batch if item.events]
         topics = topics_of(work, records, (self._node, self._joined.boot))
-        return Committed(batch, self.seq + 1, work, records, topics, rows)
+        return DecidedBatch(batch, self.seq + 1, work, records, topics, rows)
 
     async def _transact(
         self, connection: asyncpg.Connection[Any], batch: list[Item], *, careful: bool
-    ) -> Committed | None:
+    ) -> DecidedBatch | None:
         work, loader, version = await self._begin(connection, batch)
         if careful:
             wanted = [item.command.task.id for item in batch if isinstance(item.command, Accept)]
@@ -462,30 +464,28 @@ class BatchWriter:
             item.registers_version = version = version + 1
             await write_registers(connection, rows, version, work)
         chain = next((item.command.chain for item in batch if isinstance(item.command, PurgeAudit)), "") or self._node
-        await write_beside(connection, work, chain)
-        committed = self._committed(batch, work, rows)
-        values = batch_values(committed, self._node, self._joined, version, self._membership.level)
+        await write_rare_rows(connection, work, chain)
+        decided = self._decided_batch(batch, work, rows)
+        values = batch_values(decided, self._node, self._joined, version, self._membership.level)
         written = await write_batch(connection, values, single=len(work.moved) == 1)
         if not written.writer:
             raise Fenced
         if not written.rows:
             raise Conflict("the rows were changed by somebody else")
         self.inputs.next_place(written.place)
-        return committed
+        return decided
 
     async def _begin(self, connection: asyncpg.Connection[Any], batch: list[Item]) -> tuple[BatchState, Loader, int]:
-        asked = statement("load", "begin")
-        row = await connection.fetchrow(
-            asked.text, *asked.values({"writer": self._joined.writer, "boot": self._joined.boot})
-        )
-        if row is None:
+        rows = await fetch_rows("load", connection, "begin", writer=self._joined.writer, boot=self._joined.boot)
+        if not rows:
             raise Fenced
+        row = rows[0]
         if row["seq"] != self.seq:
             raise RolledBack(f"its last batch is {row['seq']}, and this daemon's is {self.seq}")
         version: int = row["version"]
         if not isinstance(batch[0].command, TOGETHER):
             # The batch may change a register: such batches go one after the other, on the newest version.
-            version = await connection.fetchval(statement("nodes", "lock_registers").text)
+            version = await fetch_value("nodes", connection, "lock_registers")
         inputs = self.inputs
         if version != inputs.registers.version:
             self._on_registers(await refresh_registers(connection, inputs.registers))

@@ -2,9 +2,11 @@
 
 The bytes are in chunks in the database, or elsewhere (`UploadBytes`), by the id of their upload. They belong to no blob
 until one transaction creates the blob and its first reference; if the space already has this content, they are dropped.
-Referring and collecting lock the row of a blob: so one of the two sees what the other has done. An upload has a row
-while it is under way, and again once its blob is gone, until its bytes are: so the uploads of a dead daemon are
-collected, wherever they are.
+Referring and collecting lock the row of a blob: so one of the two sees what the other has done.
+
+An upload has a row until its blob is published, and again once its blob is gone, until its bytes are dropped: so the
+uploads of a dead daemon are collected, wherever their bytes are. The row is locked to publish the blob, and condemned
+before the bytes are dropped: a published blob keeps its bytes, and a condemned upload is not published.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, Protocol
 
 from covenant.ledger.contract.blobs import (
@@ -30,12 +33,11 @@ from covenant.ledger.contract.blobs import (
     is_space,
     no_blob,
 )
-from covenant.ledger.postgres.connections import Connections
-from covenant.ledger.postgres.sql import statement
+from covenant.ledger.postgres.connections import Connections, fetch_rows, fetch_value
 from covenant.model.errors import Invalid, Unavailable
 from covenant.model.ids import TaskId
 
-FILE: Final = "blobs"
+_rows, _value = partial(fetch_rows, "blobs"), partial(fetch_value, "blobs")
 LAST: Final = "~"
 """Comes after every task's id: the references of a blob that were all looked at."""
 
@@ -62,54 +64,52 @@ class UploadBytes(Protocol):
 
 
 class BlobRows:
-    def __init__(self, connections: Connections, kept: UploadBytes | None = None) -> None:
+    def __init__(self, connections: Connections, upload_bytes: UploadBytes | None = None) -> None:
         """Takes a pool of its own, which `close` closes: large transfers do not delay other reads.
 
-        `kept`: the store of the bytes, if not the database.
+        `upload_bytes`: the store of the bytes, if not the database.
         """
         self.connections = connections
-        self.kept = kept or ChunkRows(connections)
+        self.rows = partial(connections.rows, "blobs")
+        self.upload_bytes = upload_bytes or ChunkRows(connections)
         self._cursor = ("", "", "")
-
-    async def ask(self, name: str, **values: Any) -> Sequence[Any]:
-        return await self.connections.fetch(statement(FILE, name), values)
 
     async def writer(self, space: str, quota: BlobQuota) -> RowsWriter:
         _check(space)
-        ((upload_id,),) = await self.ask("begin")
+        (begun,) = await self.rows("begin")
         usage = await self.usage(space)
-        return RowsWriter(self, space, quota, upload_id, usage)
+        return RowsWriter(self, space, quota, begun["id"], usage)
 
     async def refer(self, space: str, sha256: str, task_id: TaskId) -> int | None:
         _check(space, sha256)
         async with self.connections.transaction() as db:
-            size: int | None = await _one(db, "touch", space=space, sha256=sha256)
+            size: int | None = await _value(db, "touch", space=space, sha256=sha256)
             if size is not None:
-                await _one(db, "refer", space=space, sha256=sha256, task_id=task_id)
+                await _value(db, "refer", space=space, sha256=sha256, task_id=task_id)
         return size
 
     async def find(self, space: str, sha256: str, task_id: TaskId | None = None) -> int | None:
         _check(space, sha256)
-        rows = await self.ask("find", space=space, sha256=sha256, task_id=task_id)
+        rows = await self.rows("find", space=space, sha256=sha256, task_id=task_id)
         return rows[0]["size"] if rows else None
 
     async def read(self, space: str, sha256: str, start: int, stop: int) -> AsyncIterator[bytes]:
         _check(space, sha256)
-        rows = await self.ask("find", space=space, sha256=sha256, task_id=None)
+        rows = await self.rows("find", space=space, sha256=sha256, task_id=None)
         if not rows:
             raise no_blob(sha256)
-        async for data in self.kept.read(rows[0]["upload_id"], start, stop):
+        async for data in self.upload_bytes.read(rows[0]["upload_id"], start, stop):
             start += len(data)
             yield data
         if start < stop:
             raise no_blob(sha256)
 
     async def usage(self, space: str | None = None) -> BlobUsage:
-        ((files, size),) = await self.ask("usage", space=space)
-        return BlobUsage(files, size)
+        (used,) = await self.rows("usage", space=space)
+        return BlobUsage(used["files"], used["bytes"])
 
     async def listing(self, space: str, after: str, limit: int) -> Sequence[StoredBlob]:
-        rows = await self.ask("listing", space=space, after=after, limit=limit)
+        rows = await self.rows("listing", space=space, after=after, limit=limit)
         return [
             StoredBlob(
                 sha256=row["sha256"],
@@ -123,60 +123,59 @@ class BlobRows:
 
     async def collect(self, known: Known, before_ms: int) -> Collected:
         space, sha256, after = self._cursor
-        places = await self.ask("page", space=space, sha256=sha256, task_id=after, limit=COLLECTED_MAX)
+        places = await self.rows("page", space=space, sha256=sha256, task_id=after, limit=COLLECTED_MAX)
         looked = references = blobs = size = 0
-        left = REFERENCES_MAX
+        remaining = REFERENCES_MAX
         for each in places:
             after = after if (each["space"], each["sha256"]) == (space, sha256) else ""
-            whose = {"space": each["space"], "sha256": each["sha256"], "before_ms": before_ms}
-            rows = await self.ask("old_references", **whose, task_id=after, limit=left)
+            key = {"space": each["space"], "sha256": each["sha256"], "before_ms": before_ms}
+            rows = await self.rows("old_references", **key, task_id=after, limit=remaining)
             old = [TaskId(row["task_id"]) for row in rows]
-            self._cursor = each["space"], each["sha256"], old[-1] if len(old) == left else LAST
-            dropped, freed = await self._collect(whose, old, known)
-            looked, left, references = looked + 1, left - len(old), references + dropped
+            self._cursor = each["space"], each["sha256"], old[-1] if len(old) == remaining else LAST
+            dropped, freed = await self._collect(key, old, known)
+            looked, remaining, references = looked + 1, remaining - len(old), references + dropped
             if freed is not None:
                 blobs, size = blobs + 1, size + freed
-            if not left:
+            if not remaining:
                 break
         with suppress(Unavailable):  # a later pass continues
-            for row in await self.ask("stale_uploads", before_ms=before_ms):
+            for row in await self.rows("condemn_stale_uploads", before_ms=before_ms):
                 await self.drop(row["id"])
-        more = not left or looked == COLLECTED_MAX
+        more = not remaining or looked == COLLECTED_MAX
         self._cursor = self._cursor if more else ("", "", "")
         return Collected(looked, references, blobs, size, more)
 
-    async def _collect(self, whose: dict[str, Any], old: Sequence[TaskId], known: Known) -> tuple[int, int | None]:
+    async def _collect(self, key: dict[str, Any], old: Sequence[TaskId], known: Known) -> tuple[int, int | None]:
         lost = [each for each in old if not await known(each)]
         async with self.connections.transaction() as db:
             if lost:
-                await _one(db, "drop_references", **whose, tasks=lost)
-            row = await db.fetchrow(statement(FILE, "collect").text, *statement(FILE, "collect").values(whose))
-            if row is not None:
-                await _one(db, "condemn", upload_id=row["upload_id"])
-        if row is None:
-            return len(lost), None
-        with suppress(Unavailable):  # a later pass drops it
-            await self.drop(row["upload_id"])
-        return len(lost), row["size"]
+                await _value(db, "drop_references", **key, tasks=lost)
+            blobs = await _rows(db, "collect", **key)
+            for blob in blobs:
+                await _value(db, "condemned_upload", upload_id=blob["upload_id"])
+        for blob in blobs:
+            with suppress(Unavailable):  # a later pass drops it
+                await self.drop(blob["upload_id"])
+        return len(lost), blobs[0]["size"] if blobs else None
 
     async def drop(self, upload_id: int) -> None:
         """Drops the bytes of an upload without a blob, and then its row."""
-        await self.kept.drop(upload_id)
-        await self.ask("forget", upload_id=upload_id)
+        await self.upload_bytes.drop(upload_id)
+        await self.rows("forget", upload_id=upload_id)
 
     async def erase(self, space: str) -> None:
         _check(space)
-        for row in await self.ask("erase", space=space):
+        for row in await self.rows("erase", space=space):
             await self.drop(row["id"])
 
     async def check(self, known: Known, *, hashes: bool) -> Sequence[BlobFault]:
         faults: list[BlobFault] = []
         space, sha256 = "", ""
-        while page := await self.ask("page", space=space, sha256=sha256, task_id=LAST, limit=COLLECTED_MAX):
+        while page := await self.rows("page", space=space, sha256=sha256, task_id=LAST, limit=COLLECTED_MAX):
             for row in page:
                 space, sha256 = row["space"], row["sha256"]
                 fault = await self._fault(space, sha256) if hashes else None
-                tasks = [TaskId(each["task_id"]) for each in await self.ask("references", space=space, sha256=sha256)]
+                tasks = [TaskId(each["task_id"]) for each in await self.rows("references", space=space, sha256=sha256)]
                 if fault is None and not any([await known(each) for each in tasks]):
                     fault = BlobFault("orphan", space, sha256, "no task refers to it; the collector takes it")
                 if fault is not None:
@@ -184,8 +183,8 @@ class BlobRows:
         return faults
 
     async def damaged_upload(self, space: str, sha256: str) -> int | None:
-        """The upload of a blob whose bytes are damaged; None if they are intact."""
-        rows = await self.ask("find", space=space, sha256=sha256, task_id=None)
+        """The upload of a blob key bytes are damaged; None if they are intact."""
+        rows = await self.rows("find", space=space, sha256=sha256, task_id=None)
         damaged = bool(rows) and await self._fault(space, sha256) is not None
         return rows[0]["upload_id"] if damaged else None
 
@@ -200,7 +199,7 @@ class BlobRows:
         return None if found.hexdigest() == sha256 else BlobFault("wrong_hash", space, sha256)
 
     async def close(self) -> None:
-        await self.kept.close()
+        await self.upload_bytes.close()
         await self.connections.close()
 
 
@@ -213,36 +212,41 @@ class RowsWriter:
         self._upload_id = upload_id
         self._usage = usage
         self._hash = hashlib.sha256()
-        self._kept = store.kept.writer(upload_id)
+        self._bytes_writer = store.upload_bytes.writer(upload_id)
 
     async def write(self, data: bytes) -> None:
         check_quota(self._quota, BlobUsage(0, self._usage.bytes), self.size + len(data))
         self.size += len(data)
         self._hash.update(data)
-        await self._kept.write(data)
+        await self._bytes_writer.write(data)
 
     async def finish(self, task_id: TaskId | None = None, *, sha256: str | None = None) -> Blob:
         blob = Blob(self._hash.hexdigest(), self.size)
         if sha256 is not None and sha256 != blob.sha256:
             await self.discard()
             raise Invalid("wrong_hash", f"the received bytes have the SHA-256 {blob.sha256}, not {sha256[:64]}")
-        whose = {"space": self._space, "sha256": blob.sha256}
-        damaged, replaced = await self._store.damaged_upload(**whose), False
+        key = {"space": self._space, "sha256": blob.sha256}
+        damaged, replaced = await self._store.damaged_upload(**key), False
         try:
-            await self._kept.finish()
+            await self._bytes_writer.finish()
             async with self._store.connections.transaction() as db:
-                await _one(db, "lock_space", space=self._space)
-                stored = await _one(db, "touch", **whose) is not None
+                await _value(db, "lock_space", space=self._space)
+                if await _value(db, "lock_upload", upload_id=self._upload_id) is None:
+                    with suppress(Unavailable):
+                        await self._store.upload_bytes.drop(self._upload_id)  # the bytes that came after the collector
+                    raise Unavailable(
+                        "blobs_unavailable", "the upload took longer than blobs.kept_ms and was dropped; repeat it"
+                    )
+                stored = await _value(db, "touch", **key) is not None
                 if not stored:
-                    usage = statement(FILE, "usage")
-                    row = await db.fetchrow(usage.text, *usage.values({"space": self._space}))
-                    check_quota(self._quota, BlobUsage(row["files"], row["bytes"]), blob.size)
-                    await _one(db, "publish", **whose, size=blob.size, upload_id=self._upload_id)
+                    ((files, size),) = await _rows(db, "usage", space=self._space)
+                    check_quota(self._quota, BlobUsage(files, size), blob.size)
+                    await _value(db, "publish", **key, size=blob.size, upload_id=self._upload_id)
                 elif damaged is not None:
                     new = {"size": blob.size, "upload_id": self._upload_id, "damaged": damaged}
-                    replaced = await _one(db, "replace", **whose, **new) is not None
+                    replaced = await _value(db, "replace", **key, **new) is not None
                 if task_id is not None:
-                    await _one(db, "refer", **whose, task_id=task_id)
+                    await _value(db, "refer", **key, task_id=task_id)
         except BaseException:
             await self.discard()
             raise
@@ -255,8 +259,10 @@ class RowsWriter:
         return blob
 
     async def discard(self) -> None:
+        """Drops the upload, unless its blob was published: the answer to that commit may have been lost."""
         with suppress(Unavailable):  # the collector drops it
-            await self._store.drop(self._upload_id)
+            if await self._store.rows("condemn_upload", upload_id=self._upload_id):
+                await self._store.drop(self._upload_id)
 
 
 class ChunkRows:
@@ -264,17 +270,15 @@ class ChunkRows:
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
-
-    async def ask(self, name: str, **values: Any) -> Sequence[Any]:
-        return await self._connections.fetch(statement(FILE, name), values)
+        self._rows = partial(connections.rows, "blobs")
 
     def writer(self, upload_id: int) -> ChunkWriter:
-        return ChunkWriter(self, upload_id)
+        return ChunkWriter(self._connections, upload_id)
 
     async def read(self, upload_id: int, start: int, stop: int) -> AsyncIterator[bytes]:
         while start < stop:
             no, skipped = divmod(start, CHUNK_BYTES)
-            found = await self.ask("chunk", upload_id=upload_id, no=no)
+            found = await self._rows("chunk", upload_id=upload_id, no=no)
             data: bytes = found[0]["body"][skipped : skipped + stop - start] if found else b""
             if not data:
                 return
@@ -282,15 +286,15 @@ class ChunkRows:
             yield data
 
     async def drop(self, upload_id: int) -> None:
-        await self.ask("drop_chunks", upload_id=upload_id)
+        await self._rows("drop_chunks", upload_id=upload_id)
 
     async def close(self) -> None:
         """Does nothing: the connections belong to the caller."""
 
 
 class ChunkWriter:
-    def __init__(self, rows: ChunkRows, upload_id: int) -> None:
-        self._rows = rows
+    def __init__(self, connections: Connections, upload_id: int) -> None:
+        self._rows = partial(connections.rows, "blobs")
         self._upload_id = upload_id
         self._rest = bytearray()
         self._chunks = 0
@@ -306,13 +310,8 @@ class ChunkWriter:
             await self._put(bytes(self._rest))
 
     async def _put(self, body: bytes) -> None:
-        await self._rows.ask("write", upload_id=self._upload_id, no=self._chunks, body=body)
+        await self._rows("write", upload_id=self._upload_id, no=self._chunks, body=body)
         self._chunks += 1
-
-
-async def _one(db: Any, name: str, **values: Any) -> Any:
-    asked = statement(FILE, name)
-    return await db.fetchval(asked.text, *asked.values(values))
 
 
 def _check(space: str, sha256: str = "0" * 64) -> None:

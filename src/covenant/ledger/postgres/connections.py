@@ -1,6 +1,6 @@
-"""Connections to the database: one that writes, one for signals, and a few that read.
+"""Connections to the database: single ones for the writer and the membership, and a pool of a few for reads.
 
-Each is reopened when it breaks. No session holds state, so a transaction pooler may be used.
+Each is reopened when it breaks. No session holds state beyond a transaction, so a transaction pooler may be used.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ T = TypeVar("T")
 CONNECT_S: Final = 10.0
 COMMAND_S: Final = 30.0
 LOOK_S: Final = 3.0
+"""After this time without an answer, the database is asked whether commits wait for a standby."""
 READERS_MAX: Final = 4
 
 # A plan that was made while a table was empty must not be kept for a full one: plans must use the indexes.
@@ -34,28 +35,29 @@ WRITER_SETTINGS: Final = {
     "enable_mergejoin": "off",
     "enable_bitmapscan": "off",
     "lock_timeout": "10s",
-    # Shorter, so that a daemon that stops within a transaction does not block others.
+    # Shorter than elsewhere, so that a daemon that stops within a transaction does not block the others for long.
     "idle_in_transaction_session_timeout": "5s",
 }
 # A machine that vanishes without closing its connections must not hold locks for ever.
 SETTINGS: Final = {"application_name": "covenant", "jit": "off", "idle_in_transaction_session_timeout": "10s"}
 
 
-async def ask_rows(file: str, connection: asyncpg.Connection[Any], name: str, **values: Any) -> list[Any]:
+async def fetch_rows(file: str, connection: asyncpg.Connection[Any], name: str, /, **values: Any) -> list[Any]:
     """The rows of a named statement of a file."""
-    asked = statement(file, name)
-    rows: list[Any] = await connection.fetch(asked.text, *asked.values(values))
+    query = statement(file, name)
+    rows: list[Any] = await connection.fetch(query.text, *query.values(values))
     return rows
 
 
-async def ask_value(file: str, connection: asyncpg.Connection[Any], name: str, **values: Any) -> Any:
-    asked = statement(file, name)
-    return await connection.fetchval(asked.text, *asked.values(values))
+async def fetch_value(file: str, connection: asyncpg.Connection[Any], name: str, /, **values: Any) -> Any:
+    """The first column of the first row; None if there is no row."""
+    query = statement(file, name)
+    return await connection.fetchval(query.text, *query.values(values))
 
 
-async def run(file: str, connection: asyncpg.Connection[Any], name: str, **values: Any) -> None:
-    asked = statement(file, name)
-    await connection.execute(asked.text, *asked.values(values))
+async def execute(file: str, connection: asyncpg.Connection[Any], name: str, /, **values: Any) -> None:
+    query = statement(file, name)
+    await connection.execute(query.text, *query.values(values))
 
 
 async def _reset(connection: asyncpg.Connection[Any]) -> None:
@@ -76,7 +78,7 @@ class Connections:
         self.pooler = pooler
         self._connect_s = connect_s
         self._readers: asyncpg.Pool[Any] | None = None
-        self._made: WeakSet[asyncpg.Connection[Any]] = WeakSet()
+        self._open_connections: WeakSet[asyncpg.Connection[Any]] = WeakSet()
 
     async def connect(
         self,
@@ -92,7 +94,7 @@ class Connections:
         return connection
 
     async def _note(self, connection: asyncpg.Connection[Any]) -> None:
-        self._made.add(connection)
+        self._open_connections.add(connection)
 
     def _options(self, settings: dict[str, str], command_s: float | None = None) -> dict[str, Any]:
         options: dict[str, Any] = {"command_timeout": command_s or COMMAND_S}
@@ -102,7 +104,7 @@ class Connections:
         return options | {"server_settings": settings, "max_cacheable_statement_size": 0}
 
     async def open(self) -> None:
-        # A pool with a least size logs each failure to keep connections that nobody has asked for.
+        # A pool with a least size logs each failure to keep connections that nobody uses.
         self._readers = await asyncpg.create_pool(
             self._dsn,
             min_size=0,
@@ -116,23 +118,23 @@ class Connections:
             pass
 
     def drop_all(self, but: asyncpg.Connection[Any] | None = None) -> None:
-        """Ends every connection, also those that wait for an answer. Each connection is opened again when it is needed.
+        """Ends every connection, also those that wait for an answer. New ones are opened when they are needed.
 
         After a silence of the network, an answer on an old connection may never come.
         """
         loop = asyncio.get_running_loop()
-        for connection in tuple(self._made):
+        for connection in tuple(self._open_connections):
             if connection is not but:
-                # Soon, and not now: a caller whose statement was just prepared would find no protocol in it.
-                # Once it waits for the answer, it gets an error of a lost connection.
+                # Soon, and not now: a caller whose statement was just prepared would find no protocol in it. Once the
+                # caller waits for the answer, it gets the error of a lost connection.
                 loop.call_soon(connection.terminate)
 
-    async def watched(self, doing: Coroutine[Any, Any, T], look_s: float = LOOK_S) -> T:
-        """What `doing` returns. Raises Unavailable if it takes so long and commits wait for a standby.
+    async def watch_for_standby(self, call: Coroutine[Any, Any, T], look_s: float = LOOK_S) -> T:
+        """Awaits a call. Raises Unavailable if it takes longer than `look_s` and commits wait for a standby.
 
-        They are looked for while it waits: a cancel ends its wait, and nobody may wait then.
+        The database is asked while the call still waits: its cancel would end the only commit that waits.
         """
-        task = asyncio.create_task(doing)
+        task = asyncio.create_task(call)
         try:
             await asyncio.wait((task,), timeout=look_s)
             if not task.done() and await self._standby_away(look_s):
@@ -146,16 +148,20 @@ class Connections:
         with suppress(*UNAVAILABLE, asyncpg.PostgresError):
             connection = await self.connect(connect_s=within_s, command_s=within_s)
             try:
-                return bool(await ask_value("nodes", connection, "waiting_for_standby"))
+                return bool(await fetch_value("nodes", connection, "waiting_for_standby"))
             finally:
                 connection.terminate()
         return False
 
-    async def fetch(self, asked: Statement, values: dict[str, Any]) -> Sequence[Row]:
+    async def fetch(self, query: Statement, values: dict[str, Any]) -> Sequence[Row]:
         assert self._readers is not None
         with translated():
-            rows: Sequence[Row] = await self._readers.fetch(asked.text, *asked.values(values))
+            rows: Sequence[Row] = await self._readers.fetch(query.text, *query.values(values))
         return rows
+
+    async def rows(self, file: str, name: str, /, **values: Any) -> Sequence[Row]:
+        """The rows of a named statement of a file."""
+        return await self.fetch(statement(file, name), values)
 
     async def execute(self, text: str, timeout_s: float) -> None:
         assert self._readers is not None

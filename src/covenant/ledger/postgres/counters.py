@@ -20,7 +20,7 @@ Count = tuple[str, str, int]
 """Kind, lane, and the change of the count."""
 
 ALL: Final = ""
-KEPT: Final = "kept"
+KEPT_BYTES: Final = "kept"
 """The kind of the bytes of each tenant's finished tasks; the lane is the tenant, or empty."""
 COUNTED_TOGETHER: Final = 64
 """The number of a writer's batches whose counts are added together."""

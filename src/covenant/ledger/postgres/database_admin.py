@@ -1,14 +1,15 @@
-"""Work on the database without a run of a node: migrates its schema, records that it was restored, and looks at it."""
+"""Work on the database without a run of a node: migrates its schema, records that it was restored, and checks it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Final, NamedTuple
 
 import asyncpg
 import msgspec
 
-from covenant.ledger.postgres.connections import Connections, ask_rows, ask_value
+from covenant.ledger.postgres.connections import Connections, execute, fetch_rows, fetch_value
 from covenant.ledger.postgres.database_errors import STANDBY_FIX, UNAVAILABLE
 from covenant.ledger.postgres.migrations import (
     LEVEL,
@@ -17,16 +18,15 @@ from covenant.ledger.postgres.migrations import (
     LOST_TASKS_FIX,
     NotDurable,
     check_durability,
+    describe_foreign,
     find_altered,
     find_foreign,
     find_lost_tasks,
     migrate,
-    of_another,
 )
 from covenant.ledger.postgres.open_postgres import unusable
 from covenant.ledger.postgres.queue_head import PLACE_BITS
 from covenant.ledger.postgres.registers import IDENTITY, decode_row
-from covenant.ledger.postgres.sql import statement
 from covenant.model.grant import GENESIS, AuditHead, AuditRow, Identity, link
 from covenant.model.ids import AgentId
 
@@ -37,21 +37,24 @@ CHAIN: Final = "(console)"
 """The audit chain of operations on the database without a daemon. No daemon can have this name (`daemon.node`)."""
 
 
-async def _connect(dsn: str) -> asyncpg.Connection[Any]:
-    """Opens a plain session: a pooler may be in between, whatever the daemons' settings say."""
-    return await Connections(dsn, pooler=True).connect()
-
-
-async def migrate_database(dsn: str) -> tuple[int, int]:
-    """Returns the schema's level before and after. Raises DatabaseUnusable and WrongSchema."""
+@asynccontextmanager
+async def _session(dsn: str) -> AsyncIterator[tuple[Connections, asyncpg.Connection[Any]]]:
+    """A plain session, since a pooler may be in between whatever the daemons' settings say. Raises DatabaseUnusable."""
+    connections = Connections(dsn, pooler=True)
     try:
-        connection = await _connect(dsn)
+        connection = await connections.connect()
         try:
-            return await migrate(connection), LEVEL
+            yield connections, connection
         finally:
             await connection.close()
     except (*UNAVAILABLE, asyncpg.PostgresError, ValueError) as error:
         raise unusable(error) from error
+
+
+async def migrate_database(dsn: str) -> tuple[int, int]:
+    """Returns the schema's level before and after. Raises DatabaseUnusable and WrongSchema."""
+    async with _session(dsn) as (_, connection):
+        return await migrate(connection), LEVEL
 
 
 async def mark_restored(dsn: str, by: AgentId, now_ms: int, row_id: str) -> int:
@@ -59,36 +62,28 @@ async def mark_restored(dsn: str, by: AgentId, now_ms: int, row_id: str) -> int:
 
     An audit row by `by` records it, in a chain of its own.
 
-    A daemon that still runs begins anew with the database's content. Open tasks whose rows are gone are open no more.
+    A daemon that still runs begins anew with the database's content. Open tasks whose rows are gone are not counted as
+    open any more.
     Raises DatabaseUnusable, and Unavailable if the database waits for a standby.
     """
-    connections = Connections(dsn, pooler=True)
-    try:
-        connection = await connections.connect()
-        try:
-            return await connections.watched(_mark_restored(connection, by, now_ms, row_id))
-        finally:
-            await connection.close()
-    except (*UNAVAILABLE, asyncpg.PostgresError, ValueError) as error:
-        raise unusable(error) from error
+    async with _session(dsn) as (connections, connection):
+        return await connections.watch_for_standby(_mark_restored(connection, by, now_ms, row_id))
 
 
 async def _mark_restored(connection: asyncpg.Connection[Any], by: AgentId, now_ms: int, row_id: str) -> int:
     async with connection.transaction():
-        await connection.execute(statement("nodes", "restored").text)
-        await connection.execute(statement("nodes", "fence_writers").text)
-        fenced: int = await connection.fetchval(statement("nodes", "fence_nodes").text)
+        await execute("nodes", connection, "restored")
+        await execute("nodes", connection, "fence_writers")
+        fenced: int = await fetch_value("nodes", connection, "fence_nodes")
         if await connection.fetchval(_LEVEL) == LEVEL and await find_lost_tasks(connection) is not None:
-            await connection.execute(statement("nodes", "recount_live").text)
+            await execute("nodes", connection, "recount_live")
         kind = {"type": "ledger_restored", "fenced": fenced}
         await _audit(connection, AuditRow(id=row_id, timestamp_ms=now_ms, issuer=by, kind=kind))
     return fenced
 
 
 async def _audit(connection: asyncpg.Connection[Any], row: AuditRow) -> None:
-    asked = statement("nodes", "chain")
-    found = await connection.fetchrow(asked.text, *asked.values({"chain": CHAIN, "genesis": GENESIS.chain_hash}))
-    assert found is not None
+    (found,) = await fetch_rows("nodes", connection, "chain", chain=CHAIN, genesis=GENESIS.chain_hash)
     text = msgspec.json.encode(row).decode()
     head = link(AuditHead(found["audit_index"], found["audit_hash"]), text)
     values = {
@@ -101,21 +96,13 @@ async def _audit(connection: asyncpg.Connection[Any], row: AuditRow) -> None:
         "row": text,
     }
     for name in ("chain_row", "chain_moved"):
-        asked = statement("nodes", name)
-        await connection.execute(asked.text, *asked.values(values))
+        await execute("nodes", connection, name, **values)
 
 
 async def forget_node(dsn: str, node: str) -> None:
     """Removes a daemon that never served here, so that it is not listed as lost. Raises DatabaseUnusable."""
-    try:
-        connection = await _connect(dsn)
-        try:
-            asked = statement("nodes", "forget_node")
-            await connection.execute(asked.text, *asked.values({"node": node}))
-        finally:
-            await connection.close()
-    except (*UNAVAILABLE, asyncpg.PostgresError, ValueError) as error:
-        raise unusable(error) from error
+    async with _session(dsn) as (_, connection):
+        await execute("nodes", connection, "forget_node", node=node)
 
 
 class Instance(NamedTuple):
@@ -126,25 +113,20 @@ class Instance(NamedTuple):
 
 
 async def read_instance(dsn: str) -> Instance:
-    """The secrets, and the identities, of the ledger; nothing of an empty database. Raises DatabaseUnusable.
+    """The secrets and the identities of the ledger. Raises DatabaseUnusable.
 
-    Nothing either of an older or a newer level: opening the ledger migrates or refuses it.
+    There are none in an empty database, and none are read from an older or newer schema: opening the ledger migrates or
+    refuses that.
     """
-    try:
-        connection = await _connect(dsn)
-        try:
-            if await connection.fetchval("SELECT to_regclass('ledger_level')") is None:
-                return Instance({}, (), is_empty=True)
-            if await connection.fetchval(_LEVEL) != LEVEL:
-                return Instance({}, (), is_empty=False)
-            rows = await ask_rows("nodes", connection, "identities")
-            found = [decode_row(IDENTITY, "", row["body"]).body for row in rows]
-            secrets = await ask_rows("nodes", connection, "secrets")
-            return Instance({row["name"]: row["body"] for row in secrets}, found, is_empty=not found)
-        finally:
-            await connection.close()
-    except (*UNAVAILABLE, asyncpg.PostgresError, ValueError) as error:
-        raise unusable(error) from error
+    async with _session(dsn) as (_, connection):
+        if await connection.fetchval("SELECT to_regclass('ledger_level')") is None:
+            return Instance({}, (), is_empty=True)
+        if await connection.fetchval(_LEVEL) != LEVEL:
+            return Instance({}, (), is_empty=False)
+        rows = await fetch_rows("nodes", connection, "identities")
+        found = [decode_row(IDENTITY, "", row["body"]).body for row in rows]
+        secrets = await fetch_rows("nodes", connection, "secrets")
+        return Instance({row["name"]: row["body"] for row in secrets}, found, is_empty=not found)
 
 
 class Trouble(NamedTuple):
@@ -154,32 +136,26 @@ class Trouble(NamedTuple):
 
 async def find_troubles(dsn: str, *, durable: bool = True) -> tuple[int, list[Trouble]]:
     """The level of the schema, and problems that would stop a daemon. Changes nothing. Raises DatabaseUnusable."""
-    try:
-        connection = await _connect(dsn)
-        try:
-            troubles: list[Trouble] = []
-            if durable:
-                try:
-                    await check_durability(connection)
-                except NotDurable as trouble:
-                    troubles.append(Trouble(trouble.what, trouble.fix))
-            if waiting := await ask_value("nodes", connection, "waiting_for_standby"):
-                troubles.append(Trouble(_STANDBY.format(waiting), STANDBY_FIX))
-            if await connection.fetchval("SELECT current_schema()") is None:
-                return 0, [*troubles, Trouble("the database: this role may use no schema of its search_path", _FIX)]
-            is_made = await connection.fetchval("SELECT to_regclass('ledger_level')") is not None
-            level: int = await connection.fetchval(_LEVEL) if is_made else 0
-            if level == 0 and (foreign := await find_foreign(connection)) is not None:
-                troubles.append(Trouble(*of_another(level, foreign)))
-            if level == LEVEL:
-                altered = await find_altered(connection)
-                troubles += [Trouble(f"the database: {each}", _FIX) for each in (*altered.columns, *altered.others)]
-                if not troubles and not await connection.fetchval("SELECT EXISTS (SELECT FROM registers)"):
-                    troubles.append(Trouble(LOST_ROW, LOST_ROW_FIX))
-                if not troubles and (lost := await find_lost_tasks(connection)) is not None:
-                    troubles.append(Trouble(lost, LOST_TASKS_FIX))
-            return level, troubles
-        finally:
-            await connection.close()
-    except (*UNAVAILABLE, asyncpg.PostgresError, ValueError) as error:
-        raise unusable(error) from error
+    async with _session(dsn) as (_, connection):
+        troubles: list[Trouble] = []
+        if durable:
+            try:
+                await check_durability(connection)
+            except NotDurable as trouble:
+                troubles.append(Trouble(trouble.what, trouble.fix))
+        if waiting := await fetch_value("nodes", connection, "waiting_for_standby"):
+            troubles.append(Trouble(_STANDBY.format(waiting), STANDBY_FIX))
+        if await connection.fetchval("SELECT current_schema()") is None:
+            return 0, [*troubles, Trouble("the database: this role may use no schema of its search_path", _FIX)]
+        is_made = await connection.fetchval("SELECT to_regclass('ledger_level')") is not None
+        level: int = await connection.fetchval(_LEVEL) if is_made else 0
+        if level == 0 and (foreign := await find_foreign(connection)) is not None:
+            troubles.append(Trouble(*describe_foreign(level, foreign)))
+        if level == LEVEL:
+            altered = await find_altered(connection)
+            troubles += [Trouble(f"the database: {each}", _FIX) for each in (*altered.columns, *altered.problems)]
+            if not troubles and not await connection.fetchval("SELECT EXISTS (SELECT FROM registers)"):
+                troubles.append(Trouble(LOST_ROW, LOST_ROW_FIX))
+            if not troubles and (lost := await find_lost_tasks(connection)) is not None:
+                troubles.append(Trouble(lost, LOST_TASKS_FIX))
+        return level, troubles

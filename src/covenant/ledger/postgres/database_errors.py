@@ -38,7 +38,7 @@ CONFLICTS: Final = (
     asyncpg.DivisionByZeroError,
     asyncpg.InvalidCachedStatementError,
 )
-"""Errors of a batch whose basis others have changed: the rows, or the schema by a higher level."""
+"""Errors of a batch that was decided on rows or on a schema which another daemon has changed."""
 REFUSED: Final = (
     asyncpg.InsufficientPrivilegeError,
     asyncpg.InvalidAuthorizationSpecificationError,
@@ -54,9 +54,9 @@ REFUSED: Final = (
     asyncpg.DataCorruptedError,
     asyncpg.IndexCorruptedError,
 )
-"""Errors after somebody changed a table, a column or a privilege, added a trigger, or after the database was damaged.
+"""Errors of a database that was damaged, or in which somebody changed a table, a column, a privilege or a trigger.
 
-Conflicts are checked first.
+Conflicts are checked before these.
 """
 
 _CAUSES: Final = (
@@ -117,13 +117,13 @@ _REPEAT: Final = "; the request can be repeated"
 
 
 def describe_trouble(error: BaseException) -> str:
-    """What is wrong with the database, and the fix."""
+    """The trouble of the database in words, and the fix."""
     reason = str(error).partition("\n")[0] or type(error).__name__
     for kinds, what, fix in _CAUSES:
         if isinstance(error, kinds):
             return f"the ledger's database {what} ({reason}): {fix}"
     if type(error) is ValueError or isinstance(error, asyncpg.ClientConfigurationError):
-        # A URL is taken apart before anybody is asked.
+        # A URL that cannot be parsed fails before any host is reached.
         return f"ledger.url cannot be read ({reason}): write it as postgres://ROLE:PASSWORD@HOST:PORT/DATABASE"
     if isinstance(error, UNAVAILABLE):
         return f"the ledger's database cannot be reached ({reason}): check that it runs and ledger.url leads to it"
@@ -153,16 +153,16 @@ def altered(columns: Sequence[str]) -> Unavailable:
 
 
 def unavailable(error: BaseException, known: str | None = None) -> Unavailable:
-    """`known`: the trouble of another connection, which says more than that this one was lost."""
+    """`known`: the trouble of another connection, which is told if this one was only lost."""
     words = known if known and isinstance(error, BROKEN) else describe_trouble(error)
     return Unavailable("database_unavailable", f"{words}{_REPEAT}", retry_after_ms=1_000)
 
 
 @contextmanager
 def lost_if_dropped() -> Iterator[None]:
-    """Raises asyncpg's error at a connection that was dropped as an error of a lost connection.
+    """Raises ConnectionError in place of asyncpg's AttributeError at a connection that was dropped.
 
-    `terminate` takes the protocol from a connection: a caller that goes on with the connection finds None there.
+    `terminate` removes the protocol of a connection: a caller that goes on with the connection finds None there.
     """
     try:
         yield

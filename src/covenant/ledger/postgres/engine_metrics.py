@@ -11,13 +11,12 @@ from covenant.ledger.postgres.batch_writer import BatchWriter
 from covenant.ledger.postgres.connections import Connections
 from covenant.ledger.postgres.counters import Counters
 from covenant.ledger.postgres.nodes import Membership
-from covenant.ledger.postgres.sql import statement
 from covenant.ledger.postgres.stored_task import decode_rest
 from covenant.ledger.postgres.task_history import History
 from covenant.model.errors import Unavailable
 
 KEPT_S: Final = 5.0
-"""The database is asked for its own numbers at most this often, in seconds."""
+"""The database's own numbers are read at most this often, in seconds."""
 
 
 class EngineMetrics:
@@ -26,18 +25,18 @@ class EngineMetrics:
         self._history = history
         self._counters = counters
         self._known: dict[str, int] = {}
-        self._asked_s = float("-inf")
+        self._read_s = float("-inf")
 
     async def counts(self, writer: BatchWriter, membership: Membership, clock: Clock) -> Counts:
         get, failure = self._counters.get, _failure(writer, membership)
-        oldest, lost, of_database = None, 0, dict[str, int]()
+        oldest, lost, database_gauges = None, 0, dict[str, int]()
         if failure is None:
             try:
                 oldest = await self._history.value("oldest_lease")
                 lost = await self._history.value("holders_lost")
-                of_database = await self._of_database()
+                database_gauges = await self._database_gauges()
             except Unavailable as refusal:
-                failure = refusal.message  # report what is known here, and why there is no more
+                failure = refusal.message  # the other numbers are in memory
         lease = decode_rest(oldest).lease if oldest is not None else None
         return Counts(
             queued=get("state", "queued"),
@@ -63,15 +62,15 @@ class EngineMetrics:
                 "conflicts": writer.conflicts,
                 "nodes": membership.living(),
                 "news_age_ms": membership.silent_ms,
-                **of_database,
+                **database_gauges,
             },
         )
 
-    async def _of_database(self) -> dict[str, int]:
+    async def _database_gauges(self) -> dict[str, int]:
         now_s = asyncio.get_running_loop().time()
-        if now_s - self._asked_s >= KEPT_S:
-            self._asked_s = now_s
-            (row,) = await self._connections.fetch(statement("nodes", "operating"), {})
+        if now_s - self._read_s >= KEPT_S:
+            self._read_s = now_s
+            (row,) = await self._connections.rows("nodes", "operating")
             self._known = {name: int(row[name]) for name in row.keys()}  # noqa: SIM118  (a row is no mapping)
         return self._known
 

@@ -67,9 +67,9 @@ class OpenBatch:
         self.version = version
         """The version of the registers that it is decided on."""
         self.fresh = fresh
-        """Whether its place is current: nothing was queued since the place was drawn."""
+        """Whether its place is current: it was just drawn, or no other node has drawn one since."""
         self.alone = alone
-        """Whether it is fresh because no other node is alive."""
+        """Whether no other node was alive when the batch was opened."""
         self.items: list[Item] = []
         self._bytes = 0
         self._queues: dict[PublicKey, int] = {}
@@ -79,8 +79,8 @@ class OpenBatch:
     def is_full(self) -> bool:
         return len(self.items) >= BATCH_MAX or self._bytes >= BATCH_BYTES_MAX
 
-    def offer(self, recent: RecentTasks, counters: Counters, commands: Iterable[Command[Any]]) -> None:
-        """Loads the queues and results that these commands take from, besides those that the others took."""
+    def load_heads(self, recent: RecentTasks, counters: Counters, commands: Iterable[Command[Any]]) -> None:
+        """Loads the heads of the queues and results that these commands take from, behind what others have taken."""
         queues: dict[PublicKey, int] = {}
         results: dict[PublicKey, int] = {}
         for command in commands:
@@ -92,10 +92,10 @@ class OpenBatch:
             for taken, more in ((self._queues, queues), (self._results, results)):
                 for whose in more:
                     taken[whose] = more[whose] = taken.get(whose, 0) + more[whose]
-            recent.offer(self.work, counters, queues, results)
+            recent.load_heads(self.work, counters, queues, results)
 
     def decide(self, item: Item, recent: RecentTasks, clock: Clock, new_id: Callable[[], str]) -> bool:
-        """Decides a command by `decide_fast`. False: it needs more, or a fresh place in line, or the batch is full."""
+        """Decides a command from memory. False: it needs more, or a fresh place in line, or the batch is full."""
         if item.is_over:
             return True
         if self.is_full:
@@ -111,7 +111,7 @@ class OpenBatch:
 
 
 def decide_fast(work: BatchState, item: Item, recent: RecentTasks, clock: Clock, new_id: Callable[[], str]) -> bool:
-    """False if the command needs more, or has no events: such an answer depends on rows that may have changed."""
+    """Decides a command from memory. False if it needs more, or makes no events: no gate would check the answer."""
     command = item.command
     if isinstance(command, Accept):
         if recent.get(command.task.id) is not None:
@@ -133,7 +133,7 @@ def decide_fast(work: BatchState, item: Item, recent: RecentTasks, clock: Clock,
         return False
     work.apply(events, split_events(encoded, len(events)), item.ts_ms)
     item.answer, item.error, item.events = decision.answer, None, events
-    item.weighed(len(encoded))
+    item.set_size(len(encoded))
     if isinstance(command, Accept) and command.starter is not None:
         work.started[command.task.recipient.pubkey] = None
     return True

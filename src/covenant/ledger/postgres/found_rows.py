@@ -1,5 +1,5 @@
-"""Finds tasks: by an index for each filter, in the wanted order. Only the text is searched in the tasks of a walk, up
-to a bounded number.
+"""Finds tasks by filters, in an order. Each filter has an index but that of a text, which is searched in a bounded
+number of tasks.
 
 The columns of a row have everything that a page shows. No task is read for it, however large it is.
 """
@@ -41,14 +41,14 @@ TEXT_BYTES_MAX: Final = 32 << 20
 COUNT_MAX: Final = 100_000
 """The most tasks that are counted one by one, where there is no running total."""
 PREFIX_MIN: Final = 4
-"""A shorter beginning of an id leaves too many tasks: it is a filter without an index."""
-FEW: Final = 1_000
-"""A filter that leaves at most this many tasks is replaced by their numbers."""
+"""A shorter prefix of an id matches too many tasks to be looked up first: it is a condition of each walk."""
+PREFIX_TASKS_MAX: Final = 1_000
+"""A prefix of an id that at most this many tasks have is replaced by their numbers."""
 
 Database: TypeAlias = "asyncpg.Connection[Any]"
 
 _TEXTS: Final = ("context", "task_kind", "key")
-"""Texts that a sender chooses freely: a NUL in them is escaped. No other column holds one."""
+"""Filters by texts that a sender chooses freely: a NUL in them is escaped. No other filtered column holds a NUL."""
 _CONDITIONS: Final = {
     "within": "tenant = :within",
     "tenant": "tenant = :tenant",
@@ -65,7 +65,7 @@ _CONDITIONS: Final = {
 }
 _LIVE: Final = "live"
 _ENDED: Final = "tasks"
-KEPT: Final = (_LIVE, _ENDED)
+TABLES: Final = (_LIVE, _ENDED)
 _IN_CONTEXT: Final = {
     _LIVE: ("context_id = :context",),
     _ENDED: (
@@ -76,28 +76,28 @@ _IN_CONTEXT: Final = {
         "context_id = task_id AND task_id = :context AND no = (SELECT i.no FROM ids AS i WHERE i.task_id = :context)",
     ),
 }
-"""The tasks of a context. An ended task whose context is called like itself is found by its id."""
+"""The tasks of a context. An ended task whose context has the id of the task is found by that id."""
 _NO_FILTER: Final = TaskQuery()
 _PAGED_BY: Final = frozenset({"order", "ascending", "limit", "after", "count"})
 _UNCOUNTED: Final = frozenset(TaskQuery.__struct_fields__) - {"agent", "tenant", "within", "states"} - _PAGED_BY
 _LANES: Final = {State.DRAINED: ("failed", "done")}
 
 
-def walks_in_context(kept: str, context: str | None) -> tuple[str, ...]:
+def walks_in_context(table: str, context: str | None) -> tuple[str, ...]:
     """The conditions of the walks that together find the tasks of a context in a table, each task once."""
     if context is None:
         return ("",)
-    return ("false",) if "\x00" in context or not context else _IN_CONTEXT[kept]
+    return ("false",) if "\x00" in context or not context else _IN_CONTEXT[table]
 
 
 async def find_tasks(connections: Connections, query: TaskQuery, totals: Totals) -> FoundPage:
     """`totals`: the number of tasks in each lane (see `lane_of`)."""
-    running = query.count and all(getattr(query, name) == getattr(_NO_FILTER, name) for name in _UNCOUNTED)
-    total, at_least = (running_total(await totals(), query), False) if running else (None, False)
+    has_total = query.count and all(getattr(query, name) == getattr(_NO_FILTER, name) for name in _UNCOUNTED)
+    total, at_least = (running_total(await totals(), query), False) if has_total else (None, False)
     async with connections.snapshot() as db:
         search = await _search(db, query)
         tasks, end = await _page(db, search)
-        if query.count and not running:
+        if query.count and not has_total:
             total, at_least = await _total(db, search)
     cursor = end.cursor(query.order) if end is not None else None
     return FoundPage(tasks=tuple(tasks), next=cursor, total=total, at_least=at_least)
@@ -111,8 +111,8 @@ def running_total(totals: Iterable[tuple[str, int]], query: TaskQuery) -> int:
     total = 0
     for lane, count in totals:
         tenant, display, _, word = lane.split(" ")
-        asked = ((query.tenant, tenant), (query.within, tenant), (query.agent, display))
-        if word in words and all(wanted in (None, given) for wanted, given in asked):
+        filters = ((query.tenant, tenant), (query.within, tenant), (query.agent, display))
+        if word in words and all(wanted in (None, value) for wanted, value in filters):
             total += count
     return total
 
@@ -121,7 +121,7 @@ class Search:
     """The statements of a query, and their values."""
 
     def __init__(self, query: TaskQuery, numbers: list[int] | None = None) -> None:
-        """`numbers`: the tasks whose ids begin as the query says, if they are few."""
+        """`numbers`: the tasks whose ids have the prefix of the query, if they are few."""
         self.query = query
         self.values: dict[str, Any] = msgspec.structs.asdict(query) | {"numbers": numbers}
         for name in _TEXTS:
@@ -144,15 +144,15 @@ class Search:
 
     def page(self, at: Place | None, count: int) -> tuple[Statement, dict[str, Any]]:
         """The statement for the numbers of tasks after a place, in order, without the filter for the text."""
-        way, sign = ("ASC", ">") if self.query.ascending else ("DESC", "<")
+        direction, sign = ("ASC", ">") if self.query.ascending else ("DESC", "<")
         values, begin = self.values | {"count": count}, ""
         if at is not None:
             values["at_ms"], values["at_no"] = at.ms, at.no
             begin = f"({self._moment}, no) {sign} (:at_ms, :at_no)"
-        shape = {"moment": self._moment, "way": way}
+        shape = {"moment": self._moment, "direction": direction}
         text = statements("found")
         walks = "UNION ALL".join(text["walk"].format(**each, **shape) for each in self._walks(begin))
-        return Statement(text["page"].format(walks=walks, way=way)), values
+        return Statement(text["page"].format(walks=walks, direction=direction)), values
 
     def total(self, most: int) -> tuple[Statement, dict[str, Any]]:
         text = statements("found")
@@ -160,12 +160,12 @@ class Search:
         return Statement(text["total"].format(walks=walks)), self.values | {"count": most}
 
     def _walks(self, begin: str) -> Iterator[dict[str, str]]:
-        for kept in KEPT:
-            for branch, context in product(self._branches, walks_in_context(kept, self.values["context"])):
-                conditions = [each for each in (*self._conditions(kept), branch, context, begin) if each]
-                yield {"kept": kept, "conditions": " AND ".join(conditions) or "true"}
+        for table in TABLES:
+            for branch, context in product(self._branches, walks_in_context(table, self.values["context"])):
+                conditions = [each for each in (*self._conditions(table), branch, context, begin) if each]
+                yield {"table": table, "conditions": " AND ".join(conditions) or "true"}
 
-    def _conditions(self, kept: str) -> Iterator[str]:
+    def _conditions(self, table: str) -> Iterator[str]:
         query, values = self.query, self.values
         yield from self._by_id
         for name, sql in _CONDITIONS.items():
@@ -177,7 +177,7 @@ class Search:
         if query.cause is not None:
             unusual = [] if query.cause == Cause.RESULT else ["cause <> 'result'"]
             yield " AND ".join([*unusual, "cause = :cause" if "\x00" not in query.cause else "false"])
-        if query.states and kept == _LIVE:
+        if query.states and table == _LIVE:
             yield _among("state", [state.value for state in query.states])
         elif query.states and State.DRAINED not in query.states:
             yield "false"
@@ -185,11 +185,11 @@ class Search:
             unusual = [] if Ending.COMPLETED in query.outcomes else ["a2a_state <> 'completed'"]
             yield " AND ".join([*unusual, _among("a2a_state", [outcome.value for outcome in query.outcomes])])
         if query.interruptions:
-            yield _among("a2a_state", [asked.value for asked in query.interruptions])
+            yield _among("a2a_state", [interruption.value for interruption in query.interruptions])
 
 
 def _among(column_name: str, words: Sequence[str]) -> str:
-    """A filter by our own words. A single one keeps the order of an index."""
+    """A condition on a column with our own words. A single word keeps the order of an index."""
     if len(words) == 1:
         return f"{column_name} = '{words[0]}'"
     listed = ", ".join(f"'{word}'" for word in words)
@@ -199,14 +199,14 @@ def _among(column_name: str, words: Sequence[str]) -> str:
 async def _search(db: Database, query: TaskQuery) -> Search:
     if query.id is None or len(query.id) < PREFIX_MIN:
         return Search(query)
-    asked = Statement(statements("found")["begun_so"])
-    values = {"id_from": query.id, "id_to": f"{query.id}~", "count": FEW + 1}
-    numbers = [row["no"] for row in await db.fetch(asked.text, *asked.values(values))]
-    return Search(query, numbers if len(numbers) <= FEW else None)
+    by_prefix = Statement(statements("found")["with_prefix"])
+    values = {"id_from": query.id, "id_to": f"{query.id}~", "count": PREFIX_TASKS_MAX + 1}
+    numbers = [row["no"] for row in await _fetch(db, by_prefix, values)]
+    return Search(query, numbers if len(numbers) <= PREFIX_TASKS_MAX else None)
 
 
-async def _fetch(db: Database, asked: Statement, values: dict[str, Any]) -> list[Row]:
-    return list(await db.fetch(asked.text, *asked.values(values)))
+async def _fetch(db: Database, query: Statement, values: dict[str, Any]) -> list[Row]:
+    return list(await db.fetch(query.text, *query.values(values)))
 
 
 async def _page(db: Database, search: Search) -> tuple[list[FoundTask], Place | None]:
@@ -310,10 +310,10 @@ def count_lanes(totals: Iterable[tuple[str, int]], scope: TaskQuery) -> TaskCoun
             continue
         lanes = agents.setdefault((display, tenant or None), {})
         lanes[word] = lanes.get(word, 0) + count
-    every = [AgentLanes(agent=agent, tenant=tenant, **lanes) for (agent, tenant), lanes in agents.items()]
-    every.sort(key=_by_work)
-    sums = {name: sum(getattr(each, name) for each in every) for name in LaneCounts.__struct_fields__}
-    return TaskCounts(lanes=LaneCounts(**sums), by_agent=tuple(every[:AGENTS_COUNTED_MAX]))
+    by_agent = [AgentLanes(agent=agent, tenant=tenant, **lanes) for (agent, tenant), lanes in agents.items()]
+    by_agent.sort(key=_by_work)
+    sums = {name: sum(getattr(each, name) for each in by_agent) for name in LaneCounts.__struct_fields__}
+    return TaskCounts(lanes=LaneCounts(**sums), by_agent=tuple(by_agent[:AGENTS_COUNTED_MAX]))
 
 
 def _by_work(lanes: AgentLanes) -> tuple[int, int, str, str]:

@@ -18,11 +18,12 @@ TABLES: Final = ("live", "queue", "results", "counted")
 ALL_TABLES: Final = (*TABLES, "lane_counts", "news", "writers")
 CHANGED_MAX: Final = 4_000
 """After this many changes of tasks the tables are vacuumed."""
-REST: Final = 20
-"""A pause of so many times its length follows a vacuum: while somebody holds a snapshot, it removes nothing."""
+PAUSE_FACTOR: Final = 20
+"""After a vacuum comes a pause of so many times its length: it removes nothing while somebody holds a snapshot."""
 RUN_S: Final = 10.0
-"""A vacuum that takes longer is left to autovacuum: it has one of the connections that others read by."""
+"""A vacuum that takes longer is left to autovacuum: it holds a connection of the readers."""
 COMPACT_S: Final = 600.0
+"""The time limit of a vacuum that was requested."""
 
 log = logging.getLogger(__name__)
 
@@ -49,18 +50,18 @@ class HotTables:
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         try:
-            # A lock that shortens a table would stop every writer, and another node may be at the same work.
+            # To shorten a table takes a lock that stops every writer. Another node may be vacuuming the same table.
             await self._connections.execute(f"VACUUM (TRUNCATE false, SKIP_LOCKED) {', '.join(TABLES)}", RUN_S)
             self.vacuums += 1
         except Unavailable as error:
             log.debug("ledger.vacuum_refused", extra={"reason": str(error)})
         finally:
             self._task = None
-            self._begin_s = loop.time() + REST * (loop.time() - began_s)
+            self._begin_s = loop.time() + PAUSE_FACTOR * (loop.time() - began_s)
 
     async def vacuum(self) -> None:
-        """Vacuums all tables that change all the time, whatever it takes."""
-        # On a connection of its own: a long vacuum must not keep one from those who read.
+        """Vacuums all tables that change all the time, within COMPACT_S. Raises Unavailable."""
+        # On a connection of its own: a long vacuum must not hold one of the readers'.
         with translated():
             connection = await self._connections.connect(command_s=COMPACT_S)
             try:

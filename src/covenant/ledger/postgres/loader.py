@@ -21,6 +21,7 @@ from covenant.ledger.machine.view import Cached, Remembered
 from covenant.ledger.postgres.batch_items import Item, split_events
 from covenant.ledger.postgres.batch_state import BatchState
 from covenant.ledger.postgres.cache_rows import OldResult, SharedWork, key_text
+from covenant.ledger.postgres.connections import fetch_rows, fetch_value
 from covenant.ledger.postgres.missing_rows import (
     Missing,
     Want,
@@ -47,7 +48,6 @@ from covenant.ledger.postgres.missing_rows import (
     WantUses,
 )
 from covenant.ledger.postgres.queue_head import LOWEST, Floors
-from covenant.ledger.postgres.sql import statement
 from covenant.ledger.postgres.stored_task import Row, Slot, column, decode_archived, decode_entry, decode_task
 from covenant.model.errors import Refusal
 from covenant.model.ids import TaskId
@@ -62,7 +62,7 @@ MOVES_MAX: Final = 3
 
 _cached: Final = msgspec.json.Decoder(Cached).decode
 _cache_key: Final = msgspec.json.Decoder(CacheKey).decode
-_given: Final = msgspec.json.Decoder(Remembered).decode
+_remembered: Final = msgspec.json.Decoder(Remembered).decode
 _push: Final = msgspec.json.Decoder(Push).decode
 _delegation: Final = msgspec.json.Decoder(Delegation).decode
 _outbox_message: Final = msgspec.json.Decoder(OutboxMessage).decode
@@ -90,13 +90,10 @@ class Loader:
                     raise asyncpg.UndefinedColumnError(f"column {error} does not exist") from error
 
     async def _rows(self, name: str, **values: Any) -> Sequence[Row]:
-        asked = statement("load", name)
-        rows: Sequence[Row] = await self._connection.fetch(asked.text, *asked.values(values))
-        return rows
+        return await fetch_rows("load", self._connection, name, **values)
 
     async def _value(self, name: str, **values: Any) -> Any:
-        asked = statement("load", name)
-        return await self._connection.fetchval(asked.text, *asked.values(values))
+        return await fetch_value("load", self._connection, name, **values)
 
     async def tasks(self, into: BatchState, wants: Sequence[WantTask]) -> None:
         left = {want.task_id for want in wants}
@@ -145,7 +142,7 @@ class Loader:
         if floor != LOWEST and len(rows) < count:
             rows = await self._rows(name, whose=whose, floor=LOWEST, count=count)
         if rows:
-            floors.saw(whose, rows[0]["queue_place"])
+            floors.note_first(whose, rows[0]["queue_place"])
         return rows
 
     async def recipients(self, into: BatchState, _: Sequence[WantRecipients]) -> None:
@@ -189,9 +186,9 @@ class Loader:
         texts = {(want.verb, column(want.holder), column(want.request_id)): want for want in wants}
         verbs, holders, request_ids = (list(part) for part in zip(*texts, strict=True))
         found = await self._rows("requests", verbs=verbs, holders=holders, request_ids=request_ids)
-        given = {texts[row["verb"], row["holder"], row["request_id"]]: _given(row["given"]) for row in found}
+        known = {texts[row["verb"], row["holder"], row["request_id"]]: _remembered(row["given"]) for row in found}
         for want in wants:
-            into.load_request((want.verb, want.holder, want.request_id), given.get(want))
+            into.load_request((want.verb, want.holder, want.request_id), known.get(want))
 
     async def uses(self, into: BatchState, wants: Sequence[WantUses]) -> None:
         signatures = [want.signature for want in wants]
@@ -253,13 +250,13 @@ class Loader:
             into.load_envelope_count(want.sender, count)
 
 
-def _slot(row: Row, was: str) -> Slot:
-    slot = Slot(row["no"], was)
+def _slot(row: Row, table: str) -> Slot:
+    slot = Slot(row["no"], table)
     slot.n = slot.held_n = row["n"]
     slot.settled_place, slot.ended_n = row["settled_place"], row["ended_n"]
     slot.attempt, slot.turn = row["attempt"], row["turn"]
     slot.intent, slot.size = row["intent"], row["size"]
-    if was == "live":
+    if table == "live":
         slot.place, slot.touched, slot.pushed = row["place"], row["touched"], row["pushed"]
     return slot
 

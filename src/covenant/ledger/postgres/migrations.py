@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import asyncpg
 
-from covenant.ledger.postgres.connections import Connections, ask_rows
+from covenant.ledger.postgres.connections import Connections, fetch_rows
 from covenant.ledger.postgres.database_errors import UNAVAILABLE, altered, lost_if_dropped
 from covenant.ledger.postgres.sql import text
 from covenant.model.errors import CovenantError
@@ -30,14 +30,14 @@ LOST_ROW: Final = "somebody has deleted the row of the database's table register
 LOST_ROW_FIX: Final = "restore a backup, and run `covenant ledger restored`"
 LOST_TASKS_FIX: Final = f"{LOST_ROW_FIX}; without a backup, that command alone accepts the loss"
 ROWS_LOOKED_AT: Final = 10_000
-"""How many rows of open tasks a start looks for. So many wide rows take some 25 ms."""
+"""How many rows of open tasks a start counts. So many wide rows take some 25 ms."""
 
-_MADE: Final = """
+_CREATE_LEVEL: Final = """
 CREATE TABLE ledger_level (
     only_one boolean PRIMARY KEY DEFAULT true CHECK (only_one), level integer NOT NULL
 )
 """
-_CALLED: Final = re.compile(r"\b(readable)\(")
+_FUNCTION_CALL: Final = re.compile(r"\b(readable)\(")
 """A function of the levels: a session's temporary one is found only by its qualified name."""
 
 
@@ -61,7 +61,7 @@ async def migrate(connection: asyncpg.Connection[Any], level: int = LEVEL) -> in
         await connection.execute("SELECT pg_advisory_xact_lock(7021349055)")
         if await connection.fetchval("SELECT to_regclass('ledger_level')") is None:  # a role without CREATE may serve
             try:
-                await connection.execute(_MADE)
+                await connection.execute(_CREATE_LEVEL)
             except asyncpg.InsufficientPrivilegeError as error:
                 raise WrongSchema(
                     f"the database has no ledger yet, and this role may not make one ({error}); run `covenant ledger "
@@ -81,7 +81,7 @@ async def migrate(connection: asyncpg.Connection[Any], level: int = LEVEL) -> in
                     number,
                 )
         except (asyncpg.DuplicateTableError, asyncpg.DuplicateObjectError, asyncpg.DuplicateFunctionError) as error:
-            raise WrongSchema("; ".join(of_another(found, str(error)))) from error
+            raise WrongSchema("; ".join(describe_foreign(found, str(error)))) from error
         except asyncpg.InsufficientPrivilegeError as error:
             raise WrongSchema(
                 f"the ledger's schema is at level {found}, and this role may not raise it to {level} ({error}); run "
@@ -90,8 +90,8 @@ async def migrate(connection: asyncpg.Connection[Any], level: int = LEVEL) -> in
     return found
 
 
-def of_another(level: int, what: str) -> tuple[str, str]:
-    """What is wrong with a database that has tables which this level has not made, and the fix."""
+def describe_foreign(level: int, what: str) -> tuple[str, str]:
+    """The trouble of a database with tables that the ledger has not made at this level, and the fix."""
     fix = "name an empty database in ledger.url" if level == 0 else "drop it"
     return (
         f"the database has something that the ledger has not made ({what}), and its schema is at level {level}",
@@ -113,8 +113,11 @@ async def check_durability(connection: asyncpg.Connection[Any]) -> None:
 
 
 async def find_lost_tasks(connection: asyncpg.Connection[Any]) -> str | None:
-    """What is wrong if open tasks are gone, as after `TRUNCATE live`. With very many left, a few are not missed."""
-    (row,) = await ask_rows("nodes", connection, "live_rows", most=ROWS_LOOKED_AT)
+    """The trouble if rows of open tasks are gone, as after `TRUNCATE live`; None if not.
+
+    If more than ROWS_LOOKED_AT rows are left, missing ones are not noticed.
+    """
+    (row,) = await fetch_rows("nodes", connection, "live_rows", most=ROWS_LOOKED_AT)
     counted, found = row["counted"], row["found"]
     if found >= min(counted, ROWS_LOOKED_AT):
         return None
@@ -140,7 +143,8 @@ class Altered(NamedTuple):
     """The differences, as text."""
 
     columns: list[str]
-    others: list[str]
+    problems: list[str]
+    """Indexes, constraints and rights."""
 
 
 async def find_foreign(connection: asyncpg.Connection[Any]) -> str | None:
@@ -155,24 +159,24 @@ async def find_foreign(connection: asyncpg.Connection[Any]) -> str | None:
 async def find_altered(connection: asyncpg.Connection[Any]) -> Altered:
     """Differences from tables that are created for this session alone, in a transaction that is rolled back."""
     here = await connection.fetchval("SELECT current_schema()")
-    making = connection.transaction()
-    await making.start()
+    trial = connection.transaction()
+    await trial.start()
     try:
         await connection.execute("SET LOCAL search_path = pg_temp")
         for number in range(1, LEVEL + 1):
-            await connection.execute(_CALLED.sub(r"pg_temp.\1(", text(f"level_{number}")))
+            await connection.execute(_FUNCTION_CALL.sub(r"pg_temp.\1(", text(f"level_{number}")))
         temporary = await connection.fetchval("SELECT pg_my_temp_schema()::regnamespace::text")
         tables = sorted({table for table, _ in (await _read_schema(connection, temporary, [])).columns})
         made, found = [await _read_schema(connection, schema, tables) for schema in (temporary, here)]
     finally:
-        await making.rollback()
-    rights = await ask_rows("nodes", connection, "rights_missing", schema=here, tables=tables)
-    others = [
+        await trial.rollback()
+    rights = await fetch_rows("nodes", connection, "rights_missing", schema=here, tables=tables)
+    problems = [
         *_different(made.indexes, found.indexes, "the index "),
         *(f"{bound}, which is not of the ledger" for bound in sorted(found.bounds - made.bounds)),
         *(row["what"] for row in rights),
     ]
-    return Altered(list(_different(made.columns, found.columns, "")), others)
+    return Altered(list(_different(made.columns, found.columns, "")), problems)
 
 
 def _different(made: dict[tuple[str, str], str], found: dict[tuple[str, str], str], noun: str) -> Iterator[str]:
@@ -182,9 +186,9 @@ def _different(made: dict[tuple[str, str], str], found: dict[tuple[str, str], st
 
 
 async def _read_schema(connection: asyncpg.Connection[Any], schema: str, tables: Sequence[str]) -> _Schema:
-    columns = await ask_rows("nodes", connection, "columns", schema=schema)
-    indexes = await ask_rows("nodes", connection, "indexes", schema=schema)
-    bounds = await ask_rows("nodes", connection, "bounds", schema=schema, tables=tables)
+    columns = await fetch_rows("nodes", connection, "columns", schema=schema)
+    indexes = await fetch_rows("nodes", connection, "indexes", schema=schema)
+    bounds = await fetch_rows("nodes", connection, "bounds", schema=schema, tables=tables)
     return _Schema(
         {(row["table_name"], row["column_name"]): row["data_type"] for row in columns},
         {(row["table_name"], row["name"]): row["definition"] for row in indexes},
@@ -193,7 +197,7 @@ async def _read_schema(connection: asyncpg.Connection[Any], schema: str, tables:
 
 
 class AlteredTables:
-    """Tells whether an error comes of a column that somebody altered. One look at a time."""
+    """Finds out whether an error comes of a column that somebody altered. Callers at the same time share one look."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
@@ -220,9 +224,9 @@ class AlteredTables:
 
 
 def names_altered_columns(made: type[C]) -> type[C]:
-    """For a class with `altered_tables`: an error of its public coroutines that is no refusal is explained.
+    """For a class with `altered_tables`: explains errors of its public coroutines that are no refusals.
 
-    Values of another type than their columns should have make errors of all kinds, wherever they are used.
+    A column of another type than it should have makes errors of all kinds, wherever its values are used.
     """
     for name, function in tuple(vars(made).items()):
         if iscoroutinefunction(function) and not name.startswith("_"):
@@ -232,9 +236,9 @@ def names_altered_columns(made: type[C]) -> type[C]:
 
 def _explained(function: Any) -> Any:
     @wraps(function)
-    async def explained(self: Any, *given: Any, **named: Any) -> Any:
+    async def explained(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            return await function(self, *given, **named)
+            return await function(self, *args, **kwargs)
         except CovenantError:
             raise
         except Exception as error:

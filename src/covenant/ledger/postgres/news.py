@@ -1,5 +1,4 @@
-"""Change notifications ("news"): the changes of each batch, for the other nodes. Each node follows the rows of each
-writer, in order.
+"""News: a row for each batch, with its changes, for the other nodes. Each node reads the rows of each writer in order.
 
 A row is written with its batch, so news never report a change that did not happen, and never miss one: a notification
 only says that it is worth looking now. A node that fell too far behind begins anew.
@@ -25,7 +24,7 @@ from covenant.ledger.machine.events import (
     peer_of,
 )
 from covenant.ledger.postgres.batch_state import BatchState
-from covenant.ledger.postgres.connections import ask_value, run
+from covenant.ledger.postgres.connections import execute, fetch_value
 from covenant.ledger.postgres.counters import Count
 from covenant.ledger.postgres.stored_task import is_task_event
 from covenant.ledger.watchers import LEASE_ENDS, step_of
@@ -33,6 +32,7 @@ from covenant.model.ids import TaskId
 
 CHANNEL: Final = "covenant_news"
 KEPT_S: Final = 120.0
+"""How long news are kept. A node that was away for longer reads counts and registers anew."""
 NOTHING: Final = "{}"
 """The news of a batch that the gate refused."""
 AFTER_ALL: Final = 1 << 62
@@ -55,6 +55,8 @@ class LostLease(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Topics(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """The changes of a batch that other nodes must hear of."""
+
     counts: tuple[Count, ...] = ()
     queued: tuple[str, ...] = ()
     """Recipients, once for each task that was queued."""
@@ -65,7 +67,9 @@ class Topics(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     lost: tuple[LostLease, ...] = ()
     """Ended leases of agents inside another node."""
     peers: tuple[str, ...] = ()
+    """Peers that changed, or whose messages or delegations did."""
     heard: tuple[tuple[str, int], ...] = ()
+    """Peers that proved to be reachable, and when."""
     pushed: tuple[TaskId, ...] = ()
     """Tasks with push configurations that changed, or whose configurations changed."""
     audited: bool = False
@@ -75,21 +79,17 @@ class Topics(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """When the first wait that began in the batch is over."""
 
 
-_decode: Final = msgspec.json.Decoder(Topics).decode
+decode_topics: Final = msgspec.json.Decoder(Topics).decode
 
 
 def encode_topics(topics: Topics) -> str:
     return _encode(topics).decode()
 
 
-def decode_topics(text: str) -> Topics:
-    return _decode(text)
-
-
 def topics_of(work: BatchState, records: Iterable[tuple[Sequence[AnyEvent], int]], writer: tuple[str, str]) -> Topics:
     """The news of a batch; `records` are its commands' events, with their times.
 
-    `writer`: the node and the boot that write it. They know of their own leases.
+    `writer`: the node and the boot that write it, which need no news of their own leases.
     """
     ended: dict[TaskId, None] = {}
     steps: dict[TaskId, tuple[int, int]] = {}
@@ -160,7 +160,7 @@ class FirstDue:
         self._awaited_ms = BEFORE_ALL
         """Tasks that are due before this time wake the waiter."""
 
-    def hear(self, topics: Topics) -> None:
+    def note(self, topics: Topics) -> None:
         if topics.due_ms is not None and topics.due_ms < self._awaited_ms:
             self._earlier.set()
 
@@ -184,10 +184,10 @@ async def was_written(
 ) -> bool | None:
     """Whether this batch was written. `give_up`: if not, it never will be; None if this run is fenced."""
     values = {"writer": writer, "boot": boot, "seq": seq, "topics": NOTHING}
-    if give_up and await ask_value("nodes", connection, "writer_seq", **values) is None:
+    if give_up and await fetch_value("nodes", connection, "writer_seq", **values) is None:
         return None
-    topics = await ask_value("nodes", connection, "news_of", **values)
+    topics = await fetch_value("nodes", connection, "news_of", **values)
     if topics is None and give_up:
         # The batch may still be in flight: its number is used up, so that it comes too late.
-        await run("nodes", connection, "skip", **values)
+        await execute("nodes", connection, "skip", **values)
     return topics is not None and topics != NOTHING

@@ -14,15 +14,14 @@ from covenant.ledger.postgres.connections import Connections
 from covenant.ledger.postgres.database_errors import UNAVAILABLE
 from covenant.ledger.postgres.nodes import STOP_S, Membership
 from covenant.ledger.postgres.registers import Registers, StoredResident, resident_name
-from covenant.ledger.postgres.sql import statement
 from covenant.ledger.postgres.stored_task import column
 from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.errors import Unavailable
 
 AWAY_S: Final = 3_600.0
-"""How long the agents of a lost node stay known: callers are told to try again."""
-AGAIN_S: Final = 1.0
-"""The pause after the database could not be asked, in seconds."""
+"""How long the agents of a node that is gone stay known: callers are told to try again."""
+RETRY_S: Final = 1.0
+"""The pause after a failed announcement, in seconds."""
 
 log = logging.getLogger(__name__)
 
@@ -34,9 +33,9 @@ class NodeAgents:
         self._membership = membership
         self._node = node
         self._announced: Sequence[CatalogueAgent] = ()
-        self._again: asyncio.Task[None] | None = None
+        self._reannouncing: asyncio.Task[None] | None = None
 
-    def elsewhere(self) -> Sequence[Resident]:
+    def residents(self) -> Sequence[Resident]:
         found = []
         for each in self._registers.residents.values():
             node, is_alive = each.node, self._membership.alive(each.node, each.boot)
@@ -47,20 +46,20 @@ class NodeAgents:
     async def announce(self, agents: Sequence[CatalogueAgent]) -> None:
         self._announced, node, boot = agents, self._node, self._membership.boot
         if not agents and not any(each.node == node for each in self._registers.residents.values()):
-            return  # other nodes would never see a version without a row
-        values = {
-            "prefix": column(f"[{msgspec.json.encode(node).decode()},"),
-            "names": [column(resident_name(node, agent)) for agent in agents],
-            "bodies": [msgspec.json.encode(StoredResident(node, boot, agent)).decode() for agent in agents],
-        }
-        (row,) = await self._connections.fetch(statement("nodes", "announce"), values)
+            return  # nothing changes: without a row, other nodes would not see the new version
+        (row,) = await self._connections.rows(
+            *("nodes", "announce"),
+            prefix=column(f"[{msgspec.json.encode(node).decode()},"),
+            names=[column(resident_name(node, agent)) for agent in agents],
+            bodies=[msgspec.json.encode(StoredResident(node, boot, agent)).decode() for agent in agents],
+        )
         await self._membership.look()
-        await self._membership.acknowledged(row["version"])
+        await self._membership.wait_acknowledged(row["version"])
 
     def announce_again(self) -> None:
         """Announces the agents again, after this node has begun a new run."""
-        if self._announced and (self._again is None or self._again.done()):
-            self._again = asyncio.create_task(self._announce_until_known())
+        if self._announced and (self._reannouncing is None or self._reannouncing.done()):
+            self._reannouncing = asyncio.create_task(self._announce_until_known())
 
     async def _announce_until_known(self) -> None:
         boot = ""
@@ -71,9 +70,9 @@ class NodeAgents:
             except (Unavailable, *UNAVAILABLE) as away:
                 log.warning("ledger.agents_unannounced", extra={"reason": str(away) or type(away).__name__})
                 boot = ""
-                await asyncio.sleep(AGAIN_S)
+                await asyncio.sleep(RETRY_S)
 
     async def close(self) -> None:
-        while self._again is not None and not self._again.done():
-            self._again.cancel()
-            await asyncio.wait((self._again,), timeout=STOP_S)
+        while self._reannouncing is not None and not self._reannouncing.done():
+            self._reannouncing.cancel()
+            await asyncio.wait((self._reannouncing,), timeout=STOP_S)

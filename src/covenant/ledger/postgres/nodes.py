@@ -18,7 +18,7 @@ from typing import Any, Final
 import asyncpg
 
 from covenant.ledger.contract.identities import Register, RegisterChange
-from covenant.ledger.postgres.connections import SETTINGS, Connections, ask_rows, ask_value, run
+from covenant.ledger.postgres.connections import SETTINGS, Connections, execute, fetch_rows, fetch_value
 from covenant.ledger.postgres.counters import Count, Counters
 from covenant.ledger.postgres.database_errors import UNAVAILABLE, describe_trouble, fenced, lost_if_dropped, translated
 from covenant.ledger.postgres.migrations import LEVEL
@@ -34,12 +34,16 @@ from covenant.model.rate_limits import Backoff
 LEASE_MS: Final = 3_000
 """How long a node may be silent before the others declare it lost. Its heartbeat comes three times in this time."""
 POLL_S: Final = 0.05
-HINT_S: Final = 0.01
+"""How often news are read if no notification comes."""
+NOTIFY_PAUSE_S: Final = 0.01
+"""The least time between two notifications by one node."""
 AWAY_S: Final = Backoff(POLL_S, 0.5)
 """Pauses between two looks at a database that does not answer."""
 NEWS_MAX: Final = 1_000
+"""The most rows of news that are read at once."""
 STOP_S: Final = 0.5
 TIDY_S: Final = 30.0
+"""How often old rows are removed."""
 OWN_KEPT: Final = 10_000
 CUT_S: Final = 5.0
 """After this time without the database, watches end, and their readers begin again."""
@@ -47,7 +51,7 @@ ACKNOWLEDGE_S: Final = 0.01
 
 log = logging.getLogger(__name__)
 
-_rows, _value, _execute = partial(ask_rows, "nodes"), partial(ask_value, "nodes"), partial(run, "nodes")
+_rows, _value, _execute = partial(fetch_rows, "nodes"), partial(fetch_value, "nodes"), partial(execute, "nodes")
 
 
 class Membership:
@@ -81,54 +85,57 @@ class Membership:
         self._counters = counters
         self._on_news = on_news
         self._on_registers = on_registers
-        self._on_nodes = on_nodes
-        self._on_cut = on_cut
-        self._on_beat, self._on_fenced = on_beat, on_fenced
-        self._on_begun = on_begun
-        self._tried: set[str] = set()
+        self._on_nodes, self._on_cut = on_nodes, on_cut
+        self._on_beat, self._on_fenced, self._on_begun = on_beat, on_fenced, on_begun
+        self._begun_boots: set[str] = set()
         """Runs that were begun here: the answer to one may have been lost."""
         self._begun_anew = False
         self._alive: dict[str, str] = {node: joined.boot}
+        """The boot of each living node."""
         self.level = LEVEL
         """The lowest schema level that a living node knows."""
         self._lost_s: dict[str, float] = {}
+        """Since when this node knows that another one is gone."""
         self._cursors: dict[int, int] = {}
+        """By writer: the last batch whose news were read."""
         self._boots: dict[int, str] = {}
+        """By writer: its run, as of the last look."""
         self._missed: dict[int, tuple[int, str | None]] = {}
         """Writers that the database has put back: the seq that this run has seen, and the run that wrote it."""
         self._connection: asyncpg.Connection[Any] | None = None
-        self._look = asyncio.Event()
+        self._poll_soon = asyncio.Event()
         self._own: deque[tuple[int, Sequence[Count]]] = deque(maxlen=OWN_KEPT)
-        """This node's recent batches, for a reload that was read before them."""
-        self._to_tell = False
-        self._told_s = 0.0
+        """The counts of this node's recent batches, for a reload whose snapshot was before them."""
+        self._notify_due = False
+        self._notified_s = 0.0
         self._task: asyncio.Task[None] | None = None
         self._busy = asyncio.Lock()
         self._fresh_s = asyncio.get_running_loop().time()
-        """When the last answered look began: this node's knowledge is at least that new."""
+        """When the last round that succeeded began: this node's knowledge is at least that new."""
         self._beat_due = self._looked = False
-        """A start on a busy machine takes its time: nothing is refused before the first look."""
+        """`_looked`: a round has succeeded. Before the first one nothing is refused, since a start may take long."""
         self.singletons = Singletons(node, self._is_current, self.beat_now)
         self.written = joined.seq
         """The number of this node's last batch."""
         self.heard_s = asyncio.get_running_loop().time()
-        self.refusing: Unavailable | None = None
-        """Why this node decides nothing."""
+        """When the last round that succeeded ended."""
+        self.refusal: Unavailable | None = None
+        """Why this node decides nothing; None if it may decide."""
         self.trouble: str | None = None
-        """Why the database did not answer, if it did not."""
+        """Why the database did not answer the last round; None if it did."""
 
     def alive(self, node: str | None, boot: str) -> bool:
         return node is None or self._alive.get(node) == boot
 
     def away_s(self, node: str) -> float:
-        """How long this node has known that another one is gone: for ever, if it is forgotten."""
+        """How long this node has known that another one is gone; infinite for an unknown node."""
         return asyncio.get_running_loop().time() - self._lost_s.get(node, -inf)
 
     def check(self) -> None:
         """Raises Unavailable if this node may have been declared lost, or knows that it was."""
-        if self.refusing is not None:
-            raise self.refusing
-        # Also if this process itself was suspended: the others have counted that time, too.
+        if self.refusal is not None:
+            raise self.refusal
+        # The time in which this process itself was suspended counts, too: it did for the others.
         silent_ms = (asyncio.get_running_loop().time() - self._fresh_s) * 1_000
         if self._looked and silent_ms > self._lease_ms * 2 / 3:
             raise Unavailable(
@@ -143,18 +150,18 @@ class Membership:
         return self._joined.boot
 
     def _is_current(self) -> bool:
-        return self.refusing is None and self.silent_ms <= self._lease_ms * 2 / 3
+        return self.refusal is None and self.silent_ms <= self._lease_ms * 2 / 3
 
     def ledger_epoch(self) -> str | None:
         restored_at_ms = self._joined.restored_at_ms
         return f"restored-{restored_at_ms}" if restored_at_ms else None
 
-    def end(self) -> int:
+    def committed_batches(self) -> int:
         return sum((self._cursors | {self._joined.writer: self.written}).values())
 
     @property
     def silent_ms(self) -> int:
-        """How long this node has not read the other nodes' changes."""
+        """The time since this node has read the other nodes' changes."""
         return int((asyncio.get_running_loop().time() - self.heard_s) * 1_000)
 
     def living(self) -> int:
@@ -167,17 +174,17 @@ class Membership:
         self._task = asyncio.create_task(self._run())
 
     def count(self, seq: int, counts: Sequence[Count]) -> None:
-        """Counts a batch that this node has committed. A reload may have read it before its answer came."""
+        """Counts a batch that this node has committed, unless a reload has read it before its answer came."""
         self._own.append((seq, counts))
         if seq > self._cursors.get(self._joined.writer, 0):
             self._counters.add(counts)
 
     def wrote(self, seq: int) -> None:
-        """Soon notifies the other nodes of a batch that this node has committed."""
+        """Has the other nodes notified soon of a batch that this node has committed."""
         self.written = seq
-        if not self._to_tell and len(self._alive) > 1:
-            self._to_tell = True
-            self._look.set()
+        if not self._notify_due and len(self._alive) > 1:
+            self._notify_due = True
+            self._poll_soon.set()
 
     async def close(self) -> None:
         await self._stop()
@@ -214,9 +221,9 @@ class Membership:
         return self._connection
 
     def _on_notification(self, _connection: object, _pid: int, _channel: str, writer: object) -> None:
-        """Notes that another node has written."""
+        """Reads the news soon, if another node has written."""
         if writer != str(self._joined.writer):
-            self._look.set()
+            self._poll_soon.set()
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -230,20 +237,20 @@ class Membership:
                         if self._beat_due or loop.time() - beaten_s >= self._lease_ms / 3_000:
                             self._beat_due = False
                             async with asyncio.timeout(self._lease_ms / 1_000):
-                                await self._connections.watched(self._beat(), self._lease_ms / 1_500)
+                                await self._connections.watch_for_standby(self._beat(), self._lease_ms / 1_500)
                             beaten_s = loop.time()
                         if self._begun_anew:
                             await self._catch_up()
                         await self._poll()
-                        await self._tell()
+                        await self._notify_nodes()
                         if loop.time() - tidied_s >= TIDY_S:
                             tidied_s = loop.time()
                             await remove_old_rows(await self._connect(), self._joined.writer, self.written)
                 self.heard_s, self._fresh_s, self._looked, failures = loop.time(), begun_s, True, 0
-                self._note(None)
+                self._log_trouble(None)
             except Exception as error:  # noqa: BLE001  (a supervisor: the next look may succeed)
                 failures += 1
-                self._note(error)
+                self._log_trouble(error)
                 self._drop()
                 if isinstance(error, TimeoutError):
                     self._connections.drop_all()
@@ -251,13 +258,13 @@ class Membership:
                     self._on_cut()
                 await asyncio.sleep(AWAY_S.pause(failures))
                 continue
-            self._look.clear()
+            self._poll_soon.clear()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._look.wait(), POLL_S)
-            if self._to_tell:
-                await asyncio.sleep(self._told_s + HINT_S - loop.time())
+                await asyncio.wait_for(self._poll_soon.wait(), POLL_S)
+            if self._notify_due:
+                await asyncio.sleep(self._notified_s + NOTIFY_PAUSE_S - loop.time())
 
-    def _note(self, error: Exception | None) -> None:
+    def _log_trouble(self, error: Exception | None) -> None:
         """Logs a trouble when it begins, changes and ends, however often it is found."""
         words = error.message if isinstance(error, Unavailable) else describe_trouble(error) if error else None
         if words is None and self.trouble is not None:
@@ -268,24 +275,24 @@ class Membership:
         self.trouble = words
 
     def beat_now(self) -> None:
-        """Beats at once, after somebody has found this run fenced, to find out why."""
+        """Has the heartbeat sent at once, for instance to find out why this run was found fenced."""
         self._beat_due = True
-        self._look.set()
+        self._poll_soon.set()
 
     async def _beat(self) -> None:
         connection = await self._connect()
-        if await self._seen(connection) is None:
-            await self._find_standing(connection)
+        if await self._send_heartbeat(connection) is None:
+            await self._check_run(connection)
             return
-        if self.refusing is not None:
-            await self._find_standing(connection)
+        if self.refusal is not None:
+            await self._check_run(connection)
         for row in await _rows(connection, "lapsed"):
             await self._fence(connection, row["node"], row["boot"])
         await self._read_nodes()
-        await self.singletons.settle(connection, self._joined.boot)
+        await self.singletons.reassign(connection, self._joined.boot)
         await self._on_beat(connection)
 
-    async def _seen(self, connection: asyncpg.Connection[Any]) -> int | None:
+    async def _send_heartbeat(self, connection: asyncpg.Connection[Any]) -> int | None:
         """Sends the heartbeat; None if this run was declared lost."""
         seen: int | None = await _value(
             connection,
@@ -297,39 +304,39 @@ class Membership:
         )
         return seen
 
-    async def _find_standing(self, connection: asyncpg.Connection[Any]) -> None:
-        """Finds out why this run is no longer the node's, or whether the trouble is over."""
-        row, joined, written = (await _rows(connection, "standing", node=self._node))[0], self._joined, self.written
-        is_ours = row["boot"] == joined.boot or row["boot"] in self._tried
+    async def _check_run(self, connection: asyncpg.Connection[Any]) -> None:
+        """Finds out why this run is fenced, or whether the reason for the refusal is over."""
+        row, joined, written = (await _rows(connection, "own_run", node=self._node))[0], self._joined, self.written
+        is_ours = row["boot"] == joined.boot or row["boot"] in self._begun_boots
         is_over = is_ours and (row["lost_at_ms"] or row["boot"] != joined.boot or self._is_rolled_back)
-        # A new run would not know what this one has seen.
+        # Otherwise no new run begins: it would not know the batches that this one has seen and the database has lost.
         if row["restored_at_ms"] > joined.restored_at_ms or (
             self._is_in_order(await _rows(connection, "writers"), written) and is_over
         ):
             log.warning("ledger.fenced", extra={"node": self._node})
-            self.refusing = fenced()
+            self.refusal = fenced()
             self._connections.drop_all(but=connection)  # nothing of the run that was lost is committed any more
             await self._on_fenced()
         elif row["boot"] == joined.boot:
             pass  # this run is alive: another check handles the trouble
         elif row["started_ms"] is None or row["started_ms"] < joined.started_ms:
             self.rolled_back(f"the run of {self._node} that it knows is an earlier one")
-        elif self.refusing is None:
+        elif self.refusal is None:
             log.error("ledger.replaced", extra={"node": self._node})
-            self.refusing = Unavailable(
+            self.refusal = Unavailable(
                 "ledger_fenced",
                 f"another daemon has started under the name {self._node}; give each its own daemon.node, and restart",
             )
 
     @property
     def _is_rolled_back(self) -> bool:
-        return self.refusing is not None and self.refusing.code == "ledger_rolled_back"
+        return self.refusal is not None and self.refusal.code == "ledger_rolled_back"
 
     def rolled_back(self, sign: str) -> None:
         """Stops deciding, since the database has lost acknowledged batches, until an operator accepts the loss."""
         if not self._is_rolled_back:
             log.error("ledger.rolled_back", extra={"sign": sign})
-            self.refusing = Unavailable(
+            self.refusal = Unavailable(
                 "ledger_rolled_back",
                 f"the database has lost commits that it had acknowledged ({sign}): a standby without them took over, "
                 "or it was restored. Bring back the right one, or accept the loss with `covenant ledger restored`",
@@ -337,7 +344,7 @@ class Membership:
 
     async def rejoin(self, boot: str) -> Joined:
         """Begins a new run. The writer is at rest, and decides nothing before this node has caught up."""
-        self._tried.add(boot)
+        self._begun_boots.add(boot)
         connection = await self._connect()
         self._joined = joined = await join(connection, node=self._node, boot=boot, lease_ms=self._lease_ms)
         self.written, self._begun_anew = joined.seq, True
@@ -352,14 +359,14 @@ class Membership:
         await self._reload()
         await self._read_nodes()
         await self._on_begun(await self._connect())
-        self._begun_anew, self.refusing = False, None
+        self._begun_anew, self.refusal = False, None
 
     async def _fence(self, connection: asyncpg.Connection[Any], node: str, boot: str) -> None:
         """Fences a node's writer, once it has no batch under way, and the node, unless it has come back meanwhile."""
         try:
             lost = await _value(connection, "fence", node=node, boot=boot)
         except asyncpg.LockNotAvailableError:
-            return  # waiting here would delay our own heartbeat: the next one looks again
+            return  # a wait here would delay our own heartbeat: the next one tries again
         if lost is not None:
             log.warning("ledger.node_lost", extra={"node": node})
 
@@ -385,7 +392,7 @@ class Membership:
         version = writers[0]["version"] if writers else 0
         boots = {row["writer"]: row["boot"] for row in writers}
         if boots != self._boots:
-            self._boots = boots  # a node is new, or has begun a new run
+            self._boots = boots  # some node is new, or has begun a new run
             await self._read_nodes()
         behind = {
             row["writer"]: self._cursors.get(row["writer"], 0)
@@ -404,7 +411,7 @@ class Membership:
                 topics = decode_topics(row["topics"])
                 self._counters.add(topics.counts)
                 for peer, at_ms in topics.heard:
-                    self._registers.heard(InstanceId(peer), at_ms)
+                    self._registers.note_heard(InstanceId(peer), at_ms)
                 self._on_news(topics)
             if len(rows) < NEWS_MAX:
                 if any(self._cursors.get(writer, 0) == at for writer, at in behind.items()):
@@ -419,12 +426,12 @@ class Membership:
     async def _refresh(self, connection: asyncpg.Connection[Any]) -> None:
         changes = await refresh_registers(connection, self._registers)
         self._on_registers(changes)
-        await self._seen(connection)
+        await self._send_heartbeat(connection)
 
     def _is_in_order(self, writers: Sequence[Any], written: int) -> bool:
-        """Detects a writer that is behind its known seq: `written` is this node's seq before the look.
+        """False if a writer is behind its known seq: the database is rolled back. `written`: our seq before the look.
 
-        The same run has to be there again: a new one writes as many batches as were lost, and they are others.
+        Afterwards the same run has to be there again: a new run writes other batches under the lost numbers.
         """
         for row in writers:
             writer, seq, boot = row["writer"], row["seq"], row["boot"]
@@ -454,23 +461,23 @@ class Membership:
         self._registers.version = max(writers[0]["version"] if writers else 0, self._registers.version)
         self._on_registers(changes)
         for row in heard:
-            self._registers.heard(InstanceId(row["peer"]), row["heard_at_ms"])
+            self._registers.note_heard(InstanceId(row["peer"]), row["heard_at_ms"])
         self._on_news(Topics(peers=tuple(self._registers.peers)))  # messages from and to them may have been missed
 
-    async def _tell(self) -> None:
-        if self._to_tell and not self._connections.pooler:
-            self._to_tell, self._told_s = False, asyncio.get_running_loop().time()
+    async def _notify_nodes(self) -> None:
+        if self._notify_due and not self._connections.pooler:
+            self._notify_due, self._notified_s = False, asyncio.get_running_loop().time()
             connection = await self._connect()
-            await _execute(connection, "tell", writer=str(self._joined.writer))
+            await _execute(connection, "notify", writer=str(self._joined.writer))
 
     async def look(self) -> None:
-        """Reads everything that other nodes have committed before this call."""
+        """Reads the news of everything that other nodes have committed before this call."""
         with translated():
-            async with self._asking():
+            async with self._lent_connection():
                 await self._poll()
 
     @asynccontextmanager
-    async def _asking(self) -> AsyncIterator[asyncpg.Connection[Any]]:
+    async def _lent_connection(self) -> AsyncIterator[asyncpg.Connection[Any]]:
         """Lends the connection to one caller at a time. A connection that failed is not used again."""
         async with self._busy:
             try:
@@ -480,13 +487,13 @@ class Membership:
                 self._drop()
                 raise
 
-    async def acknowledged(self, version: int) -> None:
+    async def wait_acknowledged(self, version: int) -> None:
         """Returns when every living node has this version of the registers, or has lapsed."""
         while True:
             with translated():
-                async with self._asking() as connection:
-                    await self._seen(connection)
-                    await self._tell()
+                async with self._lent_connection() as connection:
+                    await self._send_heartbeat(connection)
+                    await self._notify_nodes()
                     if not await _value(connection, "behind", version=version):
                         return
             await asyncio.sleep(ACKNOWLEDGE_S)

@@ -12,16 +12,16 @@ from typing import Any, Final
 
 import asyncpg
 
-from covenant.ledger.postgres.connections import ask_rows, run
+from covenant.ledger.postgres.connections import execute, fetch_rows
 from covenant.ledger.postgres.counters import counter_number
 from covenant.ledger.postgres.news import KEPT_S
 
 MESSAGES_KEPT: Final = 1_000
 NODES_KEPT_MS: Final = 86_400_000
-"""Longer than anybody asks about a node that ended: its agents are called away for an hour (`node_agents.AWAY_S`)."""
+"""Longer than a node that ended is needed: its agents are reported as away for an hour (`node_agents.AWAY_S`)."""
 FORGOTTEN_AT_ONCE: Final = 100
 
-_rows, _execute = partial(ask_rows, "nodes"), partial(run, "nodes")
+_rows, _execute = partial(fetch_rows, "nodes"), partial(execute, "nodes")
 
 
 async def remove_old_rows(connection: asyncpg.Connection[Any], writer: int, written: int) -> None:

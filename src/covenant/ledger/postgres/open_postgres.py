@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 import asyncpg
 
-from covenant.ledger.clock import PAUSE_MS, Clock, forget, uuid_source
+from covenant.ledger.clock import PAUSE_MS, Clock, keep_nothing, uuid_source
 from covenant.ledger.postgres.blob_rows import BlobRows, UploadBytes
 from covenant.ledger.postgres.connections import CONNECT_S, Connections
 from covenant.ledger.postgres.database_errors import UNAVAILABLE, describe_trouble
@@ -36,7 +36,7 @@ async def open_postgres_ledger(
     clock: Callable[[], int],
     monotonic_ms: Callable[[], int] | None = None,
     clock_pause_ms: int = PAUSE_MS,
-    keep: Callable[[Ages], None] = forget,
+    keep: Callable[[Ages], None] = keep_nothing,
     kept: Ages = STEADY,
     new_id: Callable[[], str] | None = None,
     limits: Limits | None = None,
@@ -65,7 +65,7 @@ async def open_postgres_ledger(
             await migrate(connection)
             await check_tasks(connection)
             joining = join(connection, node=node, boot=boot, lease_ms=lease_ms)
-            joined = await connections.watched(joining)
+            joined = await connections.watch_for_standby(joining)
         finally:
             await connection.close()
         await connections.open()
@@ -93,11 +93,14 @@ async def open_postgres_ledger(
     return ledger
 
 
-async def open_blob_rows(dsn: str, *, pooler: bool = False, kept: UploadBytes | None = None) -> BlobRows:
-    """The blob store of an open ledger. `kept`: the bytes' own store, if any. Raises DatabaseUnusable."""
+async def open_blob_rows(dsn: str, *, pooler: bool = False, upload_bytes: UploadBytes | None = None) -> BlobRows:
+    """The blob store of an open ledger. `upload_bytes`: the store of the bytes, if not the database.
+
+    Raises DatabaseUnusable.
+    """
     connections = Connections(dsn, pooler=pooler)
     try:
         await connections.open()
     except (*UNAVAILABLE, asyncpg.PostgresError, ValueError) as error:
         raise unusable(error) from error
-    return BlobRows(connections, kept)
+    return BlobRows(connections, upload_bytes)

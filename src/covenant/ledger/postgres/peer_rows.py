@@ -183,7 +183,7 @@ class PeerRows:
     def apply_peer(self, event: PeerEvent, ts_ms: int) -> None:
         match event:
             case EnvelopeTaken():
-                self._take(event, ts_ms)
+                self._take_envelope(event, ts_ms)
             case DelegationPut(delegation):
                 self._count_usage(delegation, ts_ms)
                 self._put_delegation(delegation)
@@ -194,7 +194,7 @@ class PeerRows:
             case OutboxMoved(move):
                 self._put_message(effects.moved_message(self._outbox[move.delegation][move.seq], move))
             case OutboxDropped(key, through, sent):
-                self._delivered(key, through, ts_ms, sent=sent)
+                self._drop_messages(key, through, ts_ms, sent=sent)
             case PeerPut(peer):
                 question = effects.query_logged(self.registers.peer(peer.id), peer, ts_ms)
                 if question is not None:
@@ -202,13 +202,13 @@ class PeerRows:
             case PeerRemoved(peer_id):
                 self.peer_writes.append(("parcels_of_peer_gone", {"peer": peer_id}))
                 self.counts.count("parcels", peer_id, -self.outbox_count(peer_id))
-                self._forget(peer_id)
+                self._forget_tenants_peer(peer_id)
             case PeerSucceeded(old, peer):
                 self._succeed(old, peer)
             case _:
                 pass  # the registers have it
 
-    def _forget(self, peer_id: InstanceId) -> None:
+    def _forget_tenants_peer(self, peer_id: InstanceId) -> None:
         """Drops the delegations of a tenant's peer: the tenant's removal must find nothing here."""
         peer = self.registers.peer(peer_id)
         if peer is None or peer.tenant == DEFAULT:
@@ -268,7 +268,7 @@ class PeerRows:
         values = _key(message.delegation) | {"seq": message.seq, "made": self.next_place(), "body": _text(message)}
         self.peer_writes.append(("parcel", values))
 
-    def _delivered(self, key: DelegationKey, through: int, ts_ms: int, *, sent: bool) -> None:
+    def _drop_messages(self, key: DelegationKey, through: int, ts_ms: int, *, sent: bool) -> None:
         waiting = self._outbox[key]
         for message in [each for each in waiting.values() if each.seq <= through]:
             del waiting[message.seq]
@@ -287,7 +287,7 @@ class PeerRows:
             )
         self.peer_writes.append(("parcels_gone", _key(key) | {"through": through}))
 
-    def _take(self, event: EnvelopeTaken, ts_ms: int) -> None:
+    def _take_envelope(self, event: EnvelopeTaken, ts_ms: int) -> None:
         envelope = event.envelope
         self.peer_writes.append(("envelopes_over", {"now_ms": ts_ms}))
         self.peer_writes.append(

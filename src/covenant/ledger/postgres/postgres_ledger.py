@@ -7,7 +7,7 @@ memory, as new as the news from other nodes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
@@ -34,9 +34,9 @@ from covenant.ledger.contract.tasks import (
 from covenant.ledger.machine.commands import Command, GiveBack
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.postgres.audit_log import AuditLog
-from covenant.ledger.postgres.batch_items import Committed
+from covenant.ledger.postgres.batch_items import DecidedBatch
 from covenant.ledger.postgres.batch_writer import BatchWriter
-from covenant.ledger.postgres.connections import Connections, ask_rows
+from covenant.ledger.postgres.connections import Connections, fetch_rows
 from covenant.ledger.postgres.counters import Counters
 from covenant.ledger.postgres.engine_metrics import EngineMetrics
 from covenant.ledger.postgres.found_rows import count_lanes, find_tasks
@@ -106,20 +106,20 @@ class PostgresLedger:
         self.clock, self.now_ms, self.limits = clock, clock.now_ms, limits
         self._connections, self._new_id, self._resolved = connections, new_id, 0
         self._registers = registers = Registers()
-        self._counters, self._history = Counters(), History(connections)
+        self._counters, self._history, self._tenant_rows = Counters(), History(connections), TenantRows(connections)
         self._audit, self._hot_tables = AuditLog(connections), HotTables(connections)
         self._metrics = EngineMetrics(connections, self._history, self._counters)
-        self._bell, self.altered_tables = KeyedWakeups(), AlteredTables(connections)
+        self._wakeups, self.altered_tables = KeyedWakeups(), AlteredTables(connections)
         self._due = FirstDue(lambda: self._history.value("next_due"), self.now_ms)
-        self._task_waiters = QueueWaiters(lambda recipient: self._waits("queued", recipient))
-        self._result_waiters = QueueWaiters(lambda sender: self._waits("settled", sender))
-        self._signals = signals = TaskWatchers(self.clock.now_ms())
-        self.changes = signals.changes
+        self._task_waiters = QueueWaiters(lambda recipient: self._is_pending("queued", recipient))
+        self._result_waiters = QueueWaiters(lambda sender: self._is_pending("settled", sender))
+        self._watchers = watchers = TaskWatchers(self.clock.now_ms())
+        self.changes = watchers.changes
         self._steps = StepFollower(self._history.steps, self._generation)
-        self.on_push, self.on_peer, self.on_registers = signals.on_push, signals.on_peer, signals.on_registers
+        self.on_push, self.on_peer, self.on_registers = watchers.on_push, watchers.on_peer, watchers.on_registers
         self.task_waiter: Callable[[PublicKey | None], QueueWaiter] = self._task_waiters.waiter
         self.result_waiter: Callable[[PublicKey | None], QueueWaiter] = self._result_waiters.waiter
-        self.watch, self.removed_tenants = self._steps.watch, TenantRows(connections).removed
+        self.watch, self.removed_tenants = self._steps.watch, self._tenant_rows.removed
         self.identity, self.enrolled, self.grants_of = registers.identity, registers.enrolled, registers.grants
         self.tenant, self.tenant_of = registers.tenant, registers.tenant_of
         self.agent, self.token_revoked = registers.agent, registers.token_revoked
@@ -135,18 +135,18 @@ class PostgresLedger:
             on_registers=self._registers_changed,
             on_nodes=self.changes.note_nodes,
             on_cut=self._steps.cut,
-            on_beat=self._beaten,
+            on_beat=self._on_beat,
             on_fenced=self._begin_anew,
-            on_begun=self._begun,
+            on_begun=self._on_new_run,
         )
         self._node_agents = NodeAgents(connections, registers, membership, node)
         secrets = SecretRows(connections, registers, membership)
         self.secret, self.keep_secret = secrets.find, secrets.keep
         self.replace_secret, self.replaced_secret = secrets.replace, secrets.replaced
-        self.residents, self.announce = self._node_agents.elsewhere, self._node_agents.announce
+        self.residents, self.announce = self._node_agents.residents, self._node_agents.announce
         self.leads, self.shares = membership.singletons.leads, membership.singletons.shares
         self.alive, self.living = membership.alive, membership.living
-        self.ledger_epoch, self.end = membership.ledger_epoch, membership.end
+        self.ledger_epoch, self.committed_batches = membership.ledger_epoch, membership.committed_batches
         self.notes, self.keep_notes = (rows := NoteRows(self._history)).read, rows.keep
         self._writer = BatchWriter(
             connections,
@@ -158,7 +158,7 @@ class PostgresLedger:
             registers=registers,
             counters=self._counters,
             new_id=new_id,
-            on_committed=self._committed,
+            on_committed=self._on_committed,
             on_registers=self._registers_changed,
         )
 
@@ -166,7 +166,7 @@ class PostgresLedger:
         await self._membership.begin()
         self._resolved = self._counters.get("resolved")
 
-    async def _beaten(self, connection: asyncpg.Connection[Any]) -> None:
+    async def _on_beat(self, connection: asyncpg.Connection[Any]) -> None:
         self._writer.look_again()
         await self._history.look_for_erasure(connection)
 
@@ -177,10 +177,10 @@ class PostgresLedger:
             self.boot = joined.boot
             self._writer.begin_anew(joined)
 
-    async def _begun(self, connection: asyncpg.Connection[Any]) -> None:
+    async def _on_new_run(self, connection: asyncpg.Connection[Any]) -> None:
         """Stops the workers of the lost run, and ends watches, whose readers begin again."""
-        rows = await ask_rows("history", connection, "held_before", node=self.node, boot=self.boot)
-        self._signals.notify(lost=[TaskId(row["task_id"]) for row in rows])
+        rows = await fetch_rows("history", connection, "held_before", node=self.node, boot=self.boot)
+        self._watchers.notify(lost=[TaskId(row["task_id"]) for row in rows])
         self._steps.cut()
         self._node_agents.announce_again()
 
@@ -192,20 +192,20 @@ class PostgresLedger:
             answer: A = await item.done
         except asyncio.CancelledError:
             if item.begun:
-                await self._give_back(command, item.outlive())
+                await self._give_back(command, item.outcome())
             raise
         if item.registers_version:
-            await self._membership.acknowledged(item.registers_version)
+            await self._membership.wait_acknowledged(item.registers_version)
         return answer
 
     async def _give_back(self, command: Command[A], done: asyncio.Future[A]) -> None:
         """Gives back the leases or results of a departed caller, despite cancellation."""
-        doing = asyncio.create_task(self._undo(command, done))
-        while not doing.done():
+        undoing = asyncio.create_task(self._undo(command, done))
+        while not undoing.done():
             with suppress(asyncio.CancelledError):
-                await asyncio.wait((doing,))
-        if not doing.cancelled():
-            doing.exception()  # the outcome is unknown, and an operator will see the lease
+                await asyncio.wait((undoing,))
+        if not undoing.cancelled():
+            undoing.exception()  # the outcome is unknown, and an operator will see the lease
 
     async def _undo(self, command: Command[A], done: asyncio.Future[A]) -> None:
         undo: GiveBack | None = command.undo(await done)
@@ -217,63 +217,61 @@ class PostgresLedger:
         if self._membership.living() > 1:
             await self._membership.look()
 
-    def _committed(self, committed: Committed) -> None:
+    def _on_committed(self, committed: DecidedBatch) -> None:
         work = committed.work
         version = committed.items[0].registers_version
         if version > self._registers.version:  # otherwise a look has already found it
             self._registers.put(committed.registers)
             self._registers.version = version
         for peer, at_ms in work.heard.items():
-            self._registers.heard(peer, at_ms)
+            self._registers.note_heard(peer, at_ms)
         self._membership.wrote(committed.seq)
         self._hot_tables.count(len(work.moved))
         pushed = {task_id for task_id, slot in work.slots.items() if slot.pushed}
         for events, ts_ms in committed.records:
-            self._signals.note(events, ts_ms, 0, pushed)
+            self._watchers.note(events, ts_ms, 0, pushed)
             steps: dict[TaskId, list[Step]] = {}
             for event in events:
                 if not is_task_event(event) or not self._steps.follows(event.task_id):
                     continue
                 if (step := step_of(event, ts_ms)) is not None:
                     steps.setdefault(event.task_id, []).append(step)
-            for task_id, told in steps.items():
-                self._steps.wrote(task_id, told)
-        self._signals.landed(0)
-        self._ring(committed.topics)
+            for task_id, new_steps in steps.items():
+                self._steps.wrote(task_id, new_steps)
+        self._watchers.deliver(0)
+        self._wake_waiters(committed.topics)
 
     def _apply_news(self, topics: Topics) -> None:
         """Applies the news of another node's batch."""
         for each in topics.steps:
             self._steps.heard(each.task_id, each.first, each.last)
-        self._signals.notify(
+        self._watchers.notify(
             lost=[each.task_id for each in topics.lost if (each.node, each.boot) == (self.node, self.boot)],
             peers=[InstanceId(peer) for peer in topics.peers],
             pushed=topics.pushed,
         )
         tasks = [*(each.task_id for each in topics.steps), *topics.moved]
         self.changes.note_remote(tasks, topics.peers, topics.pushed, self.now_ms(), audited=topics.audited)
-        self._ring(topics)
+        self._wake_waiters(topics)
 
-    def _ring(self, topics: Topics) -> None:
+    def _wake_waiters(self, topics: Topics) -> None:
         for recipient in topics.queued:
             self._task_waiters.wake(PublicKey(recipient))
         for sender in topics.settled:
             self._result_waiters.wake(PublicKey(sender))
         for task_id in topics.ended:
-            self._bell.ring(("task", task_id))
+            self._wakeups.wake(("task", task_id))
         if topics.ended and self._counters.get("delegated"):
-            self._bell.ring(("orphans",))
+            self._wakeups.wake(("orphans",))
         if topics.audited:
-            self._bell.ring(("audit",))
-        self._due.hear(topics)
+            self._wakeups.wake(("audit",))
+        self._due.note(topics)
 
     def _registers_changed(self, changes: Iterable[RegisterChange]) -> None:
-        self._signals.notify(registers=changes)
+        self._watchers.notify(registers=changes)
 
-    def _waits(self, kind: str, identity: PublicKey | None) -> bool:
-        if identity is not None:
-            return self._counters.get(kind, identity) > 0
-        return self._counters.get("state", kind) > 0
+    def _is_pending(self, kind: str, identity: PublicKey | None) -> bool:
+        return (self._counters.get("state", kind) if identity is None else self._counters.get(kind, identity)) > 0
 
     # Waiting
 
@@ -283,12 +281,12 @@ class PostgresLedger:
     async def orphaned(self, timeout_ms: int) -> bool:
         return await self._wait(("orphans",), timeout_ms, "orphaned")
 
-    async def _wait(self, key: tuple[str, ...], timeout_ms: int, asked: str, **values: Any) -> bool:
-        """Whether the database answers yes, now or within the time limit."""
-        waiting = asyncio.ensure_future(self._bell.wait(key, timeout_ms))
+    async def _wait(self, key: tuple[str, ...], timeout_ms: int, query: str, **values: Any) -> bool:
+        """Whether the query is true now, or the key is woken within the time limit."""
+        waiting = asyncio.ensure_future(self._wakeups.wait(key, timeout_ms))
         try:
             await asyncio.sleep(0)  # wait before the look, so that a change between the two is not missed
-            return bool(await self._history.value(asked, **values)) or await waiting
+            return bool(await self._history.value(query, **values)) or await waiting
         finally:
             waiting.cancel()
 
@@ -302,7 +300,7 @@ class PostgresLedger:
     def on_lost(
         self, callback: Callable[[TaskId], None], used: Callable[[TaskId], dict[str, Any] | None] | None = None
     ) -> None:
-        self._signals.on_lost(callback)
+        self._watchers.on_lost(callback)
         self._writer.inputs.used = used
 
     # Reading
@@ -319,8 +317,11 @@ class PostgresLedger:
     async def parties(self, task_id: TaskId) -> Parties | None:
         return await self._history.parties(task_id)
 
+    async def tenants_of(self, task_ids: Collection[TaskId]) -> Mapping[TaskId, str | None]:
+        return await self._history.tenants_of(task_ids)
+
     async def steps(self, task_id: TaskId, after: int, limit: int, scope: TaskScope = ANY) -> Sequence[Step]:
-        await self._steps.began(task_id)
+        await self._steps.wait_for_start(task_id)
         return await self._history.steps(task_id, after, limit, scope)
 
     async def listing(self, query: ListQuery) -> Listing:
@@ -386,7 +387,7 @@ class PostgresLedger:
         return await self._audit.recent(issuer, limit, since_ms, before_ms, below)
 
     async def audited(self, timeout_ms: int) -> bool:
-        return await self._bell.wait(("audit",), timeout_ms)
+        return await self._wakeups.wait(("audit",), timeout_ms)
 
     async def audit_before(self, before_ms: int) -> Sequence[AuditMark]:
         return await self._audit.before(before_ms)
@@ -445,7 +446,7 @@ class PostgresLedger:
     # Operating
 
     async def compact(self) -> int:
-        """Vacuums the hot tables. Returns how many events of tasks have left them since the last time."""
+        """Vacuums the hot tables. Returns how many events the tasks had that have left them since the last call."""
         await self._hot_tables.vacuum()
         known, self._resolved = self._resolved, self._counters.get("resolved")
         return self._resolved - known
@@ -455,19 +456,19 @@ class PostgresLedger:
 
     async def erase_tasks(self, which: EraseTasks) -> Erased:
         erase = self._history.erase
-        erased = await (TenantRows(self._connections).erase(which, erase) if which.wholly else erase(which))
+        erased = await (self._tenant_rows.erase(which, erase) if which.wholly else erase(which))
         if erased.tasks:
-            self._history.tell_erased()
+            self._history.notify_erased()
         return erased
 
     async def cached_keys(self, parties: Sequence[str]) -> Sequence[CacheKey]:
-        return await TenantRows(self._connections).cached_keys(parties)
+        return await self._tenant_rows.cached_keys(parties)
 
     async def scrub(self, tenant: str, parties: Sequence[str]) -> None:
-        await TenantRows(self._connections).scrub(tenant, parties)
+        await self._tenant_rows.scrub(tenant, parties)
 
     async def search(self, tenant: str, parties: Sequence[str]) -> Sequence[SearchedPlace]:
-        return await TenantRows(self._connections).search(tenant, parties)
+        return await self._tenant_rows.search(tenant, parties)
 
     def on_erased(self, callback: Callable[[], None]) -> None:
         self._history.erased_callbacks.append(callback)

@@ -9,18 +9,15 @@ from covenant.ledger.machine.events import PushDropped, PushEvent, PushMoved, Pu
 from covenant.ledger.postgres.counters import ALL, Counters
 from covenant.ledger.postgres.missing_rows import Missing, WantIdlePushes, WantPushes
 from covenant.ledger.postgres.stored_task import BIGINT_MAX
-from covenant.ledger.registries import LINGER_MS
+from covenant.ledger.register_index import idle_at_ms
 from covenant.model.clock_steps import Ages
 from covenant.model.ids import TaskId
-from covenant.model.push import Push, tenant_of
+from covenant.model.push import Push
 from covenant.model.settings import Limits
+from covenant.model.tenants import host_of
 
 IDLE_LOOK_MAX = 10_000
 """After a step of the clock it is unknown which are idle: at most this many are looked at."""
-
-
-def idle_at_ms(push: Push, moved_at_ms: int, limits: Limits) -> int:
-    return moved_at_ms + (LINGER_MS if push.done else limits.retention_ms)
 
 
 class PushRows:
@@ -105,6 +102,6 @@ class PushRows:
         for push, change in ((old, -1), (new, 1)):
             if push is not None:
                 self.counts.count("pushes", ALL, change)
-                self.counts.count("pushes_of", tenant_of(push.recipient), change)
+                self.counts.count("pushes_of", host_of(push.recipient.display), change)
                 if push.dead_at_ms is not None:
                     self.counts.count("pushes_dead", ALL, change)

@@ -1,4 +1,4 @@
-"""The loaded head of one queue, with this batch's own changes."""
+"""The order of queues: places of tasks, the loaded head of a queue, the places that a node has drawn and seen."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ PLACE_BITS: Final = 20
 _PRIORITY_BITS: Final = 16
 """Two tasks of different priorities never share a place: a batch has fewer than 65,536 of them."""
 LAG_S: Final = 1.0
-"""Within this time, batches that others began before a place was seen to be first are committed, except stragglers."""
+"""After this time, the batches of other nodes that began before a place was seen to be first are committed, except
+stragglers."""
 LOOK_S: Final = 1.0
 LINES_MAX: Final = 20_000
 LOWEST: Final = -(1 << 62)
-"""Below every place: those of priorities may be below 0."""
+"""Below every place. The places of high priorities may be below 0."""
 
 
 def queue_place(place: int, priority: int) -> int:
@@ -32,33 +33,36 @@ def queue_place(place: int, priority: int) -> int:
 
 
 class QueueHead:
+    """The first tasks of a queue, as loaded and changed by this batch."""
+
     def __init__(self) -> None:
         self._loaded: dict[int, TaskId] = {}
         """Loaded tasks by place."""
         self._end: int | None = None
-        """The place up to which everything is loaded; None: nothing is, or everything."""
+        """The last loaded place: every task up to it is loaded. None: no task was loaded."""
         self.complete = False
+        """Whether every task of the queue is loaded."""
         self._entered: dict[int, TaskId] = {}
-        self._left: set[int] = set()
+        self._taken: set[int] = set()
         self._order: deque[tuple[int, TaskId]] | None = None
         """The present tasks in order; None: they must be sorted."""
 
-    def load(self, rows: Iterable[tuple[int, TaskId]], asked: int) -> None:
+    def load(self, rows: Iterable[tuple[int, TaskId]], limit: int) -> None:
         rows = list(rows)
         self._loaded |= dict(rows)
-        self.complete = len(rows) < asked
+        self.complete = len(rows) < limit
         self._end = max((place for place, _ in rows), default=self._end)
         self._order = None
 
     def enter(self, place: int, task_id: TaskId) -> None:
-        self._left.discard(place)
+        self._taken.discard(place)
         if place not in self._loaded:
             self._entered[place] = task_id
         self._order = None
 
     def leave(self, place: int) -> None:
         if self._entered.pop(place, None) is None:
-            self._left.add(place)
+            self._taken.add(place)
         if self._order is not None:
             if self._order and self._order[0][0] == place:
                 self._order.popleft()
@@ -70,7 +74,7 @@ class QueueHead:
         if self._order is None and not self._loaded and not self._entered:
             self._order = deque()
         elif self._order is None:
-            here = {place: task_id for place, task_id in self._loaded.items() if place not in self._left}
+            here = {place: task_id for place, task_id in self._loaded.items() if place not in self._taken}
             here |= {
                 place: task_id
                 for place, task_id in self._entered.items()
@@ -83,44 +87,44 @@ class QueueHead:
 
     def wanted(self, count: int) -> int:
         """How many rows to load, to have `count` besides those that this batch took out."""
-        return count + len(self._left)
+        return count + len(self._taken)
 
 
 class BatchPlaces:
     """The places that were drawn for this node's next batches."""
 
     def __init__(self) -> None:
-        self._left: deque[int] = deque()
+        self._drawn: deque[int] = deque()
         self.wanted = 1
         """How many places there must be before a batch begins."""
         self.last = 0
         """The last place that was drawn."""
         self._ours_since = 0
-        """Since this place no other node has drawn any."""
+        """No other node has drawn a place since this one."""
 
     def draw(self, place: int) -> None:
         if place != self.last + 1:
             self._ours_since = place
         self.last = place
-        self._left.append(place)
+        self._drawn.append(place)
 
     def take(self) -> int:
-        return self._left.popleft()
+        return self._drawn.popleft()
 
     def drop_passed(self) -> None:
         """Drops places after which another node has drawn one."""
-        while self._left and not self.is_next(self._left[0]):
-            self._left.popleft()
+        while self._drawn and not self.is_next(self._drawn[0]):
+            self._drawn.popleft()
 
     def clear(self) -> None:
-        self._left.clear()
+        self._drawn.clear()
 
     def is_next(self, place: int) -> bool:
         """Whether no other node has drawn a place between this one and the last."""
         return place >= self._ours_since
 
     def __len__(self) -> int:
-        return len(self._left)
+        return len(self._drawn)
 
 
 class _Floor:
@@ -129,12 +133,12 @@ class _Floor:
     def __init__(self, now_s: float) -> None:
         self.place = LOWEST
         self.first: int | None = None
-        """The place that was seen first, and since when."""
+        """The place that was seen to be first, and since when."""
         self.first_s = self.looked_s = now_s
 
 
 class Floors:
-    """The place from which each queue is read, so that taken rows that cannot be vacuumed yet are not read again.
+    """The place from which each queue is read, so that dead rows that cannot be vacuumed yet are not read again.
 
     Once a second a whole queue is read, so that a straggler below is found. Correctness does not depend on this.
     `alone`: whether no other node writes now, so that there are no stragglers.
@@ -163,7 +167,7 @@ class Floors:
             return LOWEST
         return self.at(whose)
 
-    def saw(self, whose: str, place: int) -> None:
+    def note_first(self, whose: str, place: int) -> None:
         """Notes the first place of a queue."""
         floor = self._floors.get(whose)
         if floor is None:
@@ -175,7 +179,7 @@ class Floors:
         elif floor.first is None:
             floor.first, floor.first_s = place, self._clock_s()
 
-    def entered(self, places: Iterable[tuple[str, int]]) -> None:
+    def note_added(self, places: Iterable[tuple[str, int]]) -> None:
         """Notes new places. One with a priority may be before all others."""
         for whose, place in places:
             floor = self._floors.get(whose)
@@ -184,10 +188,10 @@ class Floors:
                 if floor.first is not None and place < floor.first:
                     floor.first = None
 
-    def left(self, places: Iterable[tuple[str, int]]) -> None:
+    def note_taken(self, places: Iterable[tuple[str, int]]) -> None:
         """Notes that the first places of these queues were taken."""
         for whose, place in dict(sorted(places)).items():
-            self.saw(whose, place + 1)
+            self.note_first(whose, place + 1)
 
 
 Places = dict[tuple[str, int], int]

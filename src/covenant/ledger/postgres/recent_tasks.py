@@ -1,6 +1,6 @@
-"""This node's recent writes: live tasks as they were then, and the queues and results that it filled itself.
+"""This node's recent writes: live tasks as it wrote them, and the queues and results that it filled itself.
 
-Another node may have changed any of it since. The gate of a batch detects that; then the outdated part is forgotten.
+Another node may have changed any of them since. The gate of a batch detects that; then the outdated part is forgotten.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class RecentTasks:
             assert entry is not None
             if entry.state is DRAINED:
                 continue
-            slot.was, slot.held_n = "live", slot.n
+            slot.table, slot.held_n = "live", slot.n
             kept = entry if entry.state is QUEUED else entry.without_body()
             if _bytes(kept) > BYTES_MAX:
                 continue
@@ -89,31 +89,31 @@ class RecentTasks:
             if not line:
                 del lines[whose]
 
-    def offer(
+    def load_heads(
         self,
         work: BatchState,
         counters: Counters,
         queues: Mapping[PublicKey, int],
         results: Mapping[PublicKey, int],
     ) -> None:
-        """Loads this many heads of these queues and results, where their whole content is known here."""
+        """Loads the first so many tasks of queues and results, if this node knows all of their tasks."""
         for recipient, count in queues.items():
-            rows, asked = self._head(work, self._queues, recipient, counters.get("queued", recipient), count)
+            rows, limit = self._head(work, self._queues, recipient, counters.get("queued", recipient), count)
             if rows:
-                work.load_queue(recipient, rows, asked)
+                work.load_queue(recipient, rows, limit)
         for sender, count in results.items():
-            rows, asked = self._head(work, self._results, sender, counters.get("settled", sender), count)
+            rows, limit = self._head(work, self._results, sender, counters.get("settled", sender), count)
             if rows:
-                work.load_results(sender, rows, asked)
+                work.load_results(sender, rows, limit)
 
     def _head(
-        self, work: BatchState, lines: dict[str, Line], whose: str, there: int, count: int
+        self, work: BatchState, lines: dict[str, Line], whose: str, counted: int, count: int
     ) -> tuple[list[tuple[int, TaskId]], int]:
         line = lines.get(whose)
         if line is None:
             return [], 0
-        if len(line) != there:
-            del lines[whose]  # others have changed it: it is known again once it was empty
+        if len(line) != counted:
+            del lines[whose]  # another node has changed the line: it is known again once it was empty
             return [], 0
         rows = list(islice(line.items(), count))
         for _, task_id in rows:

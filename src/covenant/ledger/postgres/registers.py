@@ -33,8 +33,8 @@ from covenant.ledger.machine.events import (
     TenantRemoved,
     TokenRevoked,
 )
-from covenant.ledger.postgres.sql import statement
-from covenant.ledger.registries import Registries
+from covenant.ledger.postgres.connections import fetch_rows
+from covenant.ledger.register_index import RegisterIndex, revoked_before
 from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.grant import Grant, Identity
 from covenant.model.peers.delegation import Peer
@@ -94,7 +94,7 @@ def decode_row(kind: str, name: str, body: str | None) -> RegisterRow:
     return RegisterRow(kind, name, None if body is None else _DECODERS[kind](body))
 
 
-class Registers(Registries):
+class Registers(RegisterIndex):
     def __init__(self) -> None:
         super().__init__()
         self.version = 0
@@ -115,7 +115,7 @@ class Registers(Registries):
     def token_revoked(self, token_id: str) -> bool:
         return token_id in self.tokens
 
-    def heard(self, peer_id: InstanceId, heard_at_ms: int) -> None:
+    def note_heard(self, peer_id: InstanceId, heard_at_ms: int) -> None:
         """Updates when a peer was last heard: stored beside the registers, as it changes all day."""
         peer = self.peers.get(peer_id)
         if peer is not None and peer.heard_at_ms < heard_at_ms:
@@ -130,16 +130,8 @@ class Registers(Registries):
         changed: list[RegisterChange] = []
         for row in rows:
             _PUTS[row.kind](self, row.name, row.body)
-            if row.kind == IDENTITY:
-                changed.append(RegisterChange(Register.IDENTITIES, row.name))
-            elif row.kind == TENANT:
-                changed.append(RegisterChange(Register.TENANTS, row.name))
-            elif row.kind == AGENT:
-                changed.append(RegisterChange(Register.AGENTS, msgspec.json.decode(row.name, type=tuple[str, str])[0]))
-            elif row.kind == RESIDENT:
-                changed.append(RegisterChange(Register.AGENTS, msgspec.json.decode(row.name)[1]))
-            elif row.kind == SECRET:
-                changed.append(RegisterChange(Register.SECRETS, row.name))
+            if (change_of := _CHANGES.get(row.kind)) is not None:
+                changed.append(change_of(row.name))
         return changed
 
     def _put_identity(self, name: str, identity: Identity | None) -> None:
@@ -170,13 +162,19 @@ class Registers(Registries):
     def _put_peer_row(self, name: str, peer: Peer | None) -> None:
         if peer is not None:
             self._put_peer(peer)
-        elif (old := self.peers.pop(InstanceId(name), None)) is not None and self._peers_by_name[old.name].id == name:
-            del self._peers_by_name[old.name]
+        elif (old := self.peers.pop(InstanceId(name), None)) is not None:
+            self._drop_peer_name(old)
+
+    def _drop_peer_name(self, peer: Peer) -> None:
+        """Another peer may have the name by now: a register's rows do not come in the order of their changes."""
+        named = self._peers_by_name.get(peer.name)
+        if named is not None and named.id == peer.id:
+            del self._peers_by_name[peer.name]
 
     def _put_peer(self, peer: Peer) -> None:
         old = self.peers.get(peer.id)
         if old is not None:
-            self._peers_by_name.pop(old.name, None)
+            self._drop_peer_name(old)
             if old.heard_at_ms > peer.heard_at_ms:
                 peer = effects.last_heard(peer, old.heard_at_ms)
         self.peers[peer.id] = self._peers_by_name[peer.name] = peer
@@ -209,15 +207,23 @@ _PUTS: Final[dict[str, Callable[[Registers, str, Any], None]]] = {
 }
 
 
+_CHANGES: Final[dict[str, Callable[[str], RegisterChange]]] = {
+    IDENTITY: lambda name: RegisterChange(Register.IDENTITIES, name),
+    TENANT: lambda name: RegisterChange(Register.TENANTS, name),
+    AGENT: lambda name: RegisterChange(Register.AGENTS, msgspec.json.decode(name)[0]),
+    RESIDENT: lambda name: RegisterChange(Register.AGENTS, msgspec.json.decode(name)[1]),
+    SECRET: lambda name: RegisterChange(Register.SECRETS, name),
+}
+"""What listeners are told of a row, by its kind. Rows of other kinds have no listeners."""
+
+
 def _identities_purged(registers: Registers, event: IdentitiesPurged) -> Sequence[RegisterRow]:
-    known = registers.identities_by_token.values()
-    gone = [each for each in known if each.revoked_at_ms is not None and each.revoked_at_ms < event.before_ms]
+    gone = revoked_before(registers.identities_by_token.values(), event.before_ms)
     return [RegisterRow(IDENTITY, each.token_sha256, None) for each in gone]
 
 
 def _grants_purged(registers: Registers, event: GrantsPurged) -> Sequence[RegisterRow]:
-    known = registers.grants_by_signature.values()
-    gone = [each for each in known if each.revoked_at_ms is not None and each.revoked_at_ms < event.before_ms]
+    gone = revoked_before(registers.grants_by_signature.values(), event.before_ms)
     return [RegisterRow(GRANT, each.signature_b58, None) for each in gone]
 
 
@@ -266,9 +272,8 @@ REGISTER_EVENTS: Final = frozenset(_ROWS)
 
 async def refresh_registers(connection: asyncpg.Connection[Any], registers: Registers) -> list[RegisterChange]:
     """Applies changes of the registers since the known version."""
-    asked = statement("nodes", "registers")
-    rows = await connection.fetch(asked.text, *asked.values({"version": registers.version}))
     known = registers.version
+    rows = await fetch_rows("nodes", connection, "registers", version=known)
     new = [row for row in rows if row["version"] > known]
     changes = registers.put(decode_row(row["kind"], row["name"], row["body"]) for row in new)
     registers.version = max([known, *(row["version"] for row in new)])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from covenant.ledger.postgres.connections import Connections
 from covenant.ledger.postgres.nodes import Membership
 from covenant.ledger.postgres.registers import Registers
-from covenant.ledger.postgres.sql import statement
 
 
 class SecretRows:
@@ -15,19 +14,18 @@ class SecretRows:
         self._membership = membership
 
     async def find(self, name: str) -> str | None:
-        rows = await self._connections.fetch(statement("nodes", "secret"), {"kept_as": name})
+        rows = await self._connections.rows("nodes", "secret", name=name)
         return rows[0]["body"] if rows else None
 
     async def keep(self, name: str, body: str) -> None:
-        await self._connections.fetch(statement("nodes", "keep_secret"), {"kept_as": name, "body": body})
+        await self._connections.rows("nodes", "keep_secret", name=name, body=body)
 
     async def replace(self, name: str, before: str, body: str) -> bool:
-        values = {"kept_as": name, "before": before, "body": body}
-        rows = await self._connections.fetch(statement("nodes", "replace_secret"), values)
+        rows = await self._connections.rows("nodes", "replace_secret", name=name, before=before, body=body)
         if not rows:
             return False
         await self._membership.look()
-        await self._membership.acknowledged(rows[0]["version"])
+        await self._membership.wait_acknowledged(rows[0]["version"])
         return True
 
     def replaced(self, name: str) -> str | None:

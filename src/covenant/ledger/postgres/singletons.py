@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from covenant.ledger.postgres.sql import statement
+from covenant.ledger.postgres.connections import execute, fetch_rows
 
 if TYPE_CHECKING:
     import asyncpg
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 class Singletons:
     def __init__(self, node: str, is_current: Callable[[], bool], beat_now: Callable[[], None]) -> None:
-        """`is_current`: whether this node knows that it is alive. `beat_now` has `settle` called soon."""
+        """`is_current`: whether this node knows that it is alive. `beat_now` has `reassign` called soon."""
         self._node = node
         self._is_current = is_current
         self._beat_now = beat_now
@@ -27,7 +27,7 @@ class Singletons:
         self._parts: dict[str, str] = {}
         """The work of each part of shared work."""
         self._led: set[str] = set()
-        self._leaving: set[str] = set()
+        self._to_release: set[str] = set()
 
     def leads(self, name: str) -> bool:
         """Whether this node does the work now; from now on it applies for it."""
@@ -45,29 +45,28 @@ class Singletons:
 
     def forget(self) -> None:
         """Forgets all rows: a new run has none yet."""
-        self._led, self._leaving = set(), set()
+        self._led, self._to_release = set(), set()
 
-    async def settle(self, connection: asyncpg.Connection[Any], boot: str) -> None:
+    async def reassign(self, connection: asyncpg.Connection[Any], boot: str) -> None:
         """Takes free rows, and releases those that another node should have."""
         if not self._wanted and not self._parts:
             return
         holders = await self._holders(connection)
-        wished = self._rows_to_hold(holders)
-        released = list(self._leaving - wished)
+        target = self._rows_to_hold(holders)
+        released = list(self._to_release - target)
         if released:
-            await _execute(connection, "release", names=released, node=self._node, boot=boot)
-        free = sorted(wished - holders.keys())
+            await execute("nodes", connection, "release", names=released, node=self._node, boot=boot)
+        free = sorted(target - holders.keys())
         if free:
-            await _execute(connection, "lead", names=free, node=self._node, boot=boot)
+            await execute("nodes", connection, "lead", names=free, node=self._node, boot=boot)
         if free or released:
             holders = await self._holders(connection)
-            wished = self._rows_to_hold(holders)
+            target = self._rows_to_hold(holders)
         held = {name for name, node in holders.items() if node == self._node}
-        self._led, self._leaving = held & wished, held - wished
+        self._led, self._to_release = held & target, held - target
 
     async def _holders(self, connection: asyncpg.Connection[Any]) -> dict[str, str]:
-        asked = statement("nodes", "held")
-        return {row["name"]: row["node"] for row in await connection.fetch(asked.text)}
+        return {row["name"]: row["node"] for row in await fetch_rows("nodes", connection, "held")}
 
     def _rows_to_hold(self, holders: dict[str, str]) -> set[str]:
         works = set(self._parts.values())
@@ -90,8 +89,3 @@ def _member(work: str, node: str) -> str:
 def _owner(name: str, nodes: Iterable[str]) -> str:
     """The owner of a part: the same at every node that knows the same nodes. A new node takes only its own share."""
     return max(nodes, key=lambda node: hashlib.sha256(f"{node}\n{name}".encode()).digest())
-
-
-async def _execute(connection: asyncpg.Connection[Any], name: str, **values: Any) -> None:
-    asked = statement("nodes", name)
-    await connection.execute(asked.text, *asked.values(values))

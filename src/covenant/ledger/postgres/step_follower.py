@@ -2,7 +2,7 @@
 
 A task's generations have no gaps. So a step that this node wrote is given at once if it is the next; otherwise another
 node wrote in between, and the steps are read. A watch begins at the task's present generation: until that is known,
-nothing is given and `began` waits, so that a reader that reads the past after it began to watch misses nothing.
+nothing is given. A reader begins to watch, awaits `wait_for_start`, and then reads the past: so it misses nothing.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from typing import Final
 
 from covenant.ledger.clock import LongWaits
 from covenant.ledger.watchers import TaskWatch
-from covenant.model.errors import Unavailable
 from covenant.model.ids import TaskId
 from covenant.model.task_event import Step
 
 READ_MAX: Final = 1_000
-"""Steps that are read at once."""
+"""How many steps are read at once."""
 
 ReadSteps = Callable[[TaskId, int, int], Awaitable[Sequence[Step]]]
 ReadGeneration = Callable[[TaskId], Awaitable[int]]
@@ -29,24 +28,24 @@ class _Followed:
 
     def __init__(self) -> None:
         self.watches: list[TaskWatch] = []
-        self.told: int | None = None
+        self.last_given: int | None = None
         """The last generation that was given; None until the task's generation is known."""
-        self.silent = True
-        """Nothing was given yet."""
+        self.nothing_given = True
+        """Whether no step was given yet."""
         self.wanted = 0
         """The last generation that is known to exist."""
         self.first: int | None = None
-        """The first generation that came before the task's generation was known."""
+        """The first generation that came while the task's generation was being read."""
         self.reading: asyncio.Task[None] | None = None
 
     def note(self, first: int, last: int) -> None:
         self.wanted = max(self.wanted, last)
-        if self.told is None:
+        if self.last_given is None:
             self.first = first if self.first is None else min(self.first, first)
 
     def begin(self, generation: int) -> None:
         """Sets the starting generation: this one, or the one before the first that came meanwhile."""
-        self.told = generation if self.first is None else min(generation, self.first - 1)
+        self.last_given = generation if self.first is None else min(generation, self.first - 1)
 
 
 class StepFollower:
@@ -62,7 +61,7 @@ class StepFollower:
         if followed is None:
             followed = self._followed[task_id] = _Followed()
             if new:
-                followed.told = 0
+                followed.last_given = 0
             else:
                 self._read(task_id, followed)
         watch = TaskWatch(self, task_id)
@@ -78,10 +77,10 @@ class StepFollower:
                 if followed.reading is not None:
                     followed.reading.cancel()
 
-    async def began(self, task_id: TaskId) -> None:
+    async def wait_for_start(self, task_id: TaskId) -> None:
         """Returns when it is known where the watches of this task begin."""
         followed = self._followed.get(task_id)
-        while followed is not None and followed.told is None and followed.reading is not None:
+        while followed is not None and followed.last_given is None and followed.reading is not None:
             await asyncio.wait((followed.reading,))
 
     def follows(self, task_id: TaskId) -> bool:
@@ -93,9 +92,9 @@ class StepFollower:
         if followed is None:
             return
         followed.note(steps[0].generation, steps[-1].generation)
-        told = followed.told
-        if told is not None and followed.reading is None and steps[0].generation <= told + 1:
-            self._tell(followed, steps)
+        last_given = followed.last_given
+        if last_given is not None and followed.reading is None and steps[0].generation <= last_given + 1:
+            self._give(followed, steps)
         else:
             self._read(task_id, followed)
 
@@ -104,24 +103,24 @@ class StepFollower:
         followed = self._followed.get(task_id)
         if followed is None:
             return
-        if followed.silent and followed.told is not None:
+        if followed.nothing_given and followed.last_given is not None:
             # They may have come after the watch began, and before the task's generation was known.
-            followed.told = min(followed.told, first - 1)
-        if followed.told is None or last > followed.told:
+            followed.last_given = min(followed.last_given, first - 1)
+        if followed.last_given is None or last > followed.last_given:
             followed.note(first, last)
             self._read(task_id, followed)
 
     def cut(self) -> None:
-        """Ends all watches: each reader must find out itself how far it came."""
+        """Ends all watches: each reader must begin again at its cursor."""
         for followed in self._followed.values():
             for watch in followed.watches:
                 watch.end()
 
-    def _tell(self, followed: _Followed, steps: Sequence[Step]) -> None:
-        told = followed.told or 0
-        new = [step for step in steps if step.generation > told]
+    def _give(self, followed: _Followed, steps: Sequence[Step]) -> None:
+        last_given = followed.last_given or 0
+        new = [step for step in steps if step.generation > last_given]
         if new:
-            followed.told, followed.silent = new[-1].generation, False
+            followed.last_given, followed.nothing_given = new[-1].generation, False
             for watch in followed.watches:
                 watch.give(new)
 
@@ -131,15 +130,15 @@ class StepFollower:
 
     async def _follow(self, task_id: TaskId, followed: _Followed) -> None:
         try:
-            if followed.told is None:
+            if followed.last_given is None:
                 followed.begin(await self._read_generation(task_id))
-                assert followed.told is not None
-            while followed.wanted > followed.told:
-                steps = await self._read_steps(task_id, followed.told, READ_MAX)
+                assert followed.last_given is not None
+            while followed.wanted > followed.last_given:
+                steps = await self._read_steps(task_id, followed.last_given, READ_MAX)
                 if not steps:
                     break
-                self._tell(followed, steps)
-        except Unavailable:
+                self._give(followed, steps)
+        except Exception:  # noqa: BLE001  each reader begins again at its cursor, and meets the error there
             for watch in followed.watches:
                 watch.end()
         finally:

@@ -7,7 +7,7 @@ the task without its body, so that decisions need not read the body.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeGuard, get_args
 
 import msgspec
@@ -43,8 +43,8 @@ _ESCAPED: Final = re.compile("\x01[\x01\x02]?")
 
 Row = Mapping[str, Any]
 _encode: Final = msgspec.json.Encoder().encode
-_head: Final = msgspec.json.Decoder(Task).decode
-_event: Final = msgspec.json.Decoder(AnyTaskEvent).decode
+decode_head: Final = msgspec.json.Decoder(Task).decode
+"""The task of a row of `live`, without its body."""
 _TAGS: Final[dict[type, str]] = {each: str(each.__struct_config__.tag) for each in get_args(AnyTaskEvent)}
 
 
@@ -63,7 +63,7 @@ def uncolumn(text: str) -> str:
 
 
 class Slot:
-    """Where a task is stored. `n` numbers its events; `was` is its table when this batch began."""
+    """Where a task is stored. `n` is the number of its events; `table` is its table when this batch began."""
 
     __slots__ = (
         "attempt",
@@ -77,20 +77,23 @@ class Slot:
         "pushed",
         "settled_place",
         "size",
+        "table",
         "touched",
         "turn",
-        "was",
     )
 
-    def __init__(self, no: int, was: str | None = None) -> None:
+    def __init__(self, no: int, table: str | None = None) -> None:
         self.no = no
-        self.was = was
+        self.table = table
         self.n = 0
         self.held_n = 0
         """`n` when this batch began."""
         self.place = 0
+        """Its place in its recipient's queue."""
         self.settled_place: int | None = None
+        """The place of its result among those of its sender."""
         self.touched: int | None = None
+        """The place of the last lease or renewal: the order of leases."""
         self.pushed = False
         self.ended_n: int | None = None
         self.intent = ""
@@ -100,11 +103,11 @@ class Slot:
         self.counted: Contribution | None = None
         """Its contribution to the counts, if that is known."""
         self.attempt, self.turn = 0, 1
-        """For an ended task: the fields that it continues with if its result comes back."""
+        """For an ended task: the values with which it continues if its result is returned."""
 
     def copy(self) -> Slot:
         made = Slot.__new__(Slot)
-        (made.no, made.was, made.n, made.held_n, made.place) = (self.no, self.was, self.n, self.held_n, self.place)
+        (made.no, made.table, made.n, made.held_n, made.place) = (self.no, self.table, self.n, self.held_n, self.place)
         made.settled_place, made.touched, made.pushed = self.settled_place, self.touched, self.pushed
         made.ended_n, made.intent, made.size = self.ended_n, self.intent, self.size
         made.attempt, made.turn, made.counted = self.attempt, self.turn, self.counted
@@ -128,7 +131,7 @@ class StoredEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, omit_d
     update_no: int = 0
     update_generation: int = 0
     artifacts: frozenset[str] = frozenset()
-    said: tuple[tuple[str, int], ...] = ()
+    recent_ids: tuple[tuple[str, int], ...] = ()
     ending: Ending | None = None
     cause: Cause | None = None
     messages: tuple[MessageUpdate, ...] = ()
@@ -149,7 +152,7 @@ class StoredEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, omit_d
     signals_bytes: int = 0
 
 
-_rest: Final = msgspec.json.Decoder(StoredEntry).decode
+decode_rest: Final = msgspec.json.Decoder(StoredEntry).decode
 
 
 class _Result(msgspec.Struct, frozen=True, gc=False):
@@ -185,7 +188,7 @@ def encode_rest(entry: Entry) -> str:
             entry.update_no,
             entry.update_generation,
             entry.artifacts,
-            entry.said,
+            entry.recent_ids,
             entry.ending,
             entry.cause,
             entry.messages,
@@ -210,10 +213,10 @@ def encode_rest(entry: Entry) -> str:
 
 def decode_entry(row: Row) -> Entry:
     """The entry of a row of `live`, without its task's body."""
-    rest = _rest(row["rest"])
+    rest = decode_rest(row["rest"])
     ended = row["ended_body"]
     return Entry(
-        _head(row["head"]),
+        decode_head(row["head"]),
         rest.digest,
         State(row["state"]),
         rest.accepted_at_ms,
@@ -229,7 +232,7 @@ def decode_entry(row: Row) -> Entry:
         rest.update_no,
         rest.update_generation,
         rest.artifacts,
-        rest.said,
+        rest.recent_ids,
         _result(ended).result if ended is not None else None,
         rest.ending,
         rest.cause,
@@ -255,7 +258,7 @@ def decode_entry(row: Row) -> Entry:
 
 def decode_archived(row: Row) -> Archived:
     """The archived task of a row of `tasks`, with the texts of its first and its last event."""
-    rest, task = _rest(row["rest"]), decode_task(row["task_body"])
+    rest, task = decode_rest(row["rest"]), decode_task(row["task_body"])
     assert rest.ending is not None
     assert rest.cause is not None
     return Archived(
@@ -271,15 +274,6 @@ def decode_archived(row: Row) -> Archived:
         accepted_at_ms=rest.accepted_at_ms,
         lease=rest.lease,
     )
-
-
-def decode_head(text: str) -> Task:
-    """The task of a row of `live`, without its body."""
-    return _head(text)
-
-
-def decode_rest(text: str) -> StoredEntry:
-    return _rest(text)
 
 
 def decode_task(text: str) -> Task:
@@ -299,7 +293,8 @@ class Returned(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="res
     reason: str
 
 
-_returned: Final = msgspec.json.Decoder(Returned).decode
+decode_returned: Final = msgspec.json.Decoder(Returned).decode
+decode_event: Final[Callable[[str], AnyTaskEvent]] = msgspec.json.Decoder(AnyTaskEvent).decode
 
 
 def is_task_event(event: AnyEvent) -> TypeGuard[AnyTaskEvent]:
@@ -313,12 +308,3 @@ def encode_event(event: TaskEvent, encoded: bytes) -> tuple[str, str]:
     if type(event) is ResultReturned:
         return "result_returned", _encode(Returned(event.task_id, event.reason)).decode()
     return _TAGS[type(event)], encoded.decode()
-
-
-def decode_event(text: str) -> AnyTaskEvent:
-    event: AnyTaskEvent = _event(text)
-    return event
-
-
-def decode_returned(text: str) -> Returned:
-    return _returned(text)

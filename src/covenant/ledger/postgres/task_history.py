@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from operator import index
 from typing import Any, Final
 
@@ -28,7 +29,7 @@ from covenant.ledger.contract.tasks import (
     TreeNode,
     TreeRow,
     UpdateRecord,
-    grow_tree,
+    build_tree,
 )
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import (
@@ -46,9 +47,9 @@ from covenant.ledger.machine.events import (
     TurnEnded,
 )
 from covenant.ledger.machine.states import State
-from covenant.ledger.postgres.connections import Connections, ask_value
-from covenant.ledger.postgres.found_rows import KEPT, walks_in_context
-from covenant.ledger.postgres.sql import Statement, statement, statements
+from covenant.ledger.postgres.connections import Connections, fetch_rows, fetch_value
+from covenant.ledger.postgres.found_rows import TABLES, walks_in_context
+from covenant.ledger.postgres.sql import Statement, statements
 from covenant.ledger.postgres.stored_task import (
     Row,
     column,
@@ -60,7 +61,7 @@ from covenant.ledger.postgres.stored_task import (
     decode_task,
     uncolumn,
 )
-from covenant.ledger.postgres.tenant_rows import whose
+from covenant.ledger.postgres.tenant_rows import erased_condition
 from covenant.ledger.watchers import step_of
 from covenant.model.errors import InvalidParams
 from covenant.model.ids import PublicKey, TaskId
@@ -75,6 +76,7 @@ PAGE_BYTES_MAX: Final = 2 * 1024 * 1024
 """Beyond this size no further task is put on a page. A page has at least one, however large."""
 _END: Final = (1 << 63) - 1
 
+_rows = partial(fetch_rows, "history")
 _token = re.compile(r"([0-9a-f]{1,15})-([0-9a-f]{1,16})").fullmatch
 _FILTERS: Final = {
     "sender": "sender = :sender",
@@ -121,21 +123,21 @@ class History:
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
         self.erased_callbacks: list[Callable[[], None]] = []
-        self.erased: int | None = None
+        self.erased_count: int | None = None
         """The change of the counts by erasures, as last seen."""
 
     async def look_for_erasure(self, connection: asyncpg.Connection[Any]) -> None:
         """Notices erasures by other daemons: they are no batches of a writer, so no news report them."""
-        known, self.erased = self.erased, await ask_value("history", connection, "erased")
-        if known != self.erased:
-            self.tell_erased()
+        known, self.erased_count = self.erased_count, await fetch_value("history", connection, "erased")
+        if known != self.erased_count:
+            self.notify_erased()
 
-    def tell_erased(self) -> None:
+    def notify_erased(self) -> None:
         for callback in self.erased_callbacks:
             callback()
 
     async def rows(self, name: str, **values: Any) -> Sequence[Row]:
-        return await self._connections.fetch(statement("history", name), values)
+        return await self._connections.rows("history", name, **values)
 
     async def value(self, name: str, **values: Any) -> Any:
         found = await self.rows(name, **values)
@@ -143,7 +145,7 @@ class History:
 
     async def erase(self, which: EraseTasks) -> Erased:
         """Erases by one statement. The ids stay."""
-        asked = Statement(statements("history")["erase"].format(whose=whose(which)))
+        query = Statement(statements("history")["erase"].format(condition=erased_condition(which)))
         values = {
             "tenant": which.tenant,
             "parties": which.parties,
@@ -152,7 +154,7 @@ class History:
             "bytes_max": which.bytes_max,
             "count": which.limit,
         }
-        (found,) = await self._connections.fetch(asked, values)
+        (found,) = await self._connections.fetch(query, values)
         more = found["looked"] == which.limit and (found["too_large"] or found["last_ms"] < which.before_ms)
         return Erased(tasks=found["tasks"], bytes=found["bytes"], after_no=found["last_no"] if more else 0, more=more)
 
@@ -168,6 +170,10 @@ class History:
             return None
         task = decode_task(found)
         return Parties(sender=task.sender, recipient=task.recipient, tenant=task.tenant)
+
+    async def tenants_of(self, task_ids: Collection[TaskId]) -> Mapping[TaskId, str | None]:
+        rows = await self.rows("tenants_of", task_ids=list(task_ids)) if task_ids else ()
+        return {TaskId(row["task_id"]): row["tenant"] for row in rows}
 
     async def steps(self, task_id: TaskId, after: int, limit: int, scope: TaskScope = ANY) -> tuple[Step, ...]:
         rows = await self.rows(
@@ -194,7 +200,7 @@ class History:
             bytes_max=READ_BYTES_MAX,
         )
         results = await self.rows("waiting_results", viewer=query.viewer, count=query.limit, bytes_max=READ_BYTES_MAX)
-        return Queue(tuple(map(_line, rows)), tuple(decode_result(row["body"]) for row in results))
+        return Queue(tuple(map(_queue_entry, rows)), tuple(decode_result(row["body"]) for row in results))
 
     async def recent_tasks(self, viewer: PublicKey | None, limit: int) -> Sequence[Task]:
         rows = await self.rows("recent_tasks", viewer=viewer, count=limit, bytes_max=READ_BYTES_MAX)
@@ -250,13 +256,13 @@ class History:
                 level = [row["task_id"] for row in new]
                 seen.update(level)
                 rows += new
-            known = list(map(_tree_row, _within(rows)))
+            known = list(map(_tree_row, _first_fitting(rows)))
             remote = [row["no"] for row, each in zip(rows, known, strict=False) if each.remote is not None]
             noted = await _rows(db, "remote_notes", nos=remote) if remote else ()
         notes = {row["no"]: note for row in noted if (note := _remote_note(row["body"])) is not None}
         numbers = {row["task_id"]: row["no"] for row in rows}
         known = [msgspec.structs.replace(each, remote_note=notes.get(numbers[each.task_id])) for each in known]
-        tree = grow_tree(root, known)
+        tree = build_tree(root, known)
         return msgspec.structs.replace(tree, truncated=True) if len(known) >= TREE_NODES_MAX else tree
 
     async def listing(self, query: ListQuery) -> Listing:
@@ -294,9 +300,9 @@ def listing_statements(query: ListQuery) -> tuple[Statement, Statement, dict[str
     values["context"] = context = column(query.context_id) if query.context_id is not None else None
     filters = [sql for name, sql in _FILTERS.items() if getattr(query, name) is not None]
     walks = [
-        {"kept": kept, "filters": " ".join(f"AND {each}" for each in (*filters, walk) if each)}
-        for kept in KEPT
-        for walk in walks_in_context(kept, context)
+        {"table": table, "filters": " ".join(f"AND {each}" for each in (*filters, walk) if each)}
+        for table in TABLES
+        for walk in walks_in_context(table, context)
     ]
     return _walked("page", walks), _walked("page_total", walks), values
 
@@ -305,12 +311,6 @@ def _walked(name: str, walks: Iterable[dict[str, str]]) -> Statement:
     """A statement over walks, each of one table."""
     text = statements("history")
     return Statement(text[name].format(walks="UNION ALL".join(text[f"{name}_walk"].format(**walk) for walk in walks)))
-
-
-async def _rows(db: asyncpg.Connection[Any], name: str, **values: Any) -> Sequence[Row]:
-    asked = statement("history", name)
-    rows: Sequence[Row] = await db.fetch(asked.text, *asked.values(values))
-    return rows
 
 
 def _steps(rows: Iterable[Row]) -> tuple[Step, ...]:
@@ -338,7 +338,7 @@ def _place(token: str) -> tuple[int, int]:
     return int(found[1], 16), min(int(found[2], 16), _END)
 
 
-def _line(row: Row) -> QueueEntry:
+def _queue_entry(row: Row) -> QueueEntry:
     state, lease = State(row["state"]), decode_rest(row["rest"]).lease
     line = QueueEntry(
         state=state.wire_name,
@@ -426,7 +426,7 @@ def _update(row: Row) -> UpdateRecord:
     return UpdateRecord(generation=step.generation, kind=kind, ts_ms=step.ts_ms, body=plain)
 
 
-def _within(rows: Sequence[Row]) -> list[Row]:
+def _first_fitting(rows: Sequence[Row]) -> list[Row]:
     """The first rows that fit into one answer."""
     size, kept = 0, []
     for row in rows:

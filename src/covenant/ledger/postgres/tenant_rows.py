@@ -9,13 +9,13 @@ import msgspec
 
 from covenant.ledger.contract.retention import Erased, EraseTasks, SearchedPlace, tenant_markers
 from covenant.ledger.postgres.connections import Connections
-from covenant.ledger.postgres.sql import Statement, statement, statements
+from covenant.ledger.postgres.sql import Statement, statements
 from covenant.model.task import CacheKey
 
 VACUUM_S: Final = 3_600.0
-KEPT: Final = {"audit": "true", "news": "true", "register_rows": "x.kind = 'tenant'"}
+KEPT_TRACES: Final = {"audit": "true", "news": "true", "register_rows": "x.kind = 'tenant'"}
 """Traces that stay on purpose: the audit's chain; news for other nodes, for two minutes; and the removal's record."""
-_CHANGED: Final = (
+_REWRITTEN: Final = (
     "tasks",
     "events",
     "ids",
@@ -42,9 +42,9 @@ class TenantRows:
         return await erase(which)
 
     async def _task_ids(self, which: EraseTasks) -> list[str]:
-        asked = Statement(statements("removal")["ids"].format(whose=whose(which)))
+        query = Statement(statements("removal")["ids"].format(condition=erased_condition(which)))
         values = {"tenant": which.tenant, "parties": which.parties, "after": which.after_no, "count": which.limit}
-        return [row["task_id"] for row in await self._connections.fetch(asked, values)]
+        return [row["task_id"] for row in await self._connections.fetch(query, values)]
 
     async def cached_keys(self, parties: Sequence[str]) -> Sequence[CacheKey]:
         wanted = frozenset(parties)
@@ -56,7 +56,7 @@ class TenantRows:
         await self._fetch("notes_gone", tenant=tenant)
         await self._fetch("counts_added", tenant=tenant, parties=parties)
         await self._fetch("counts_gone", tenant=tenant, parties=parties)
-        for table in _CHANGED:
+        for table in _REWRITTEN:
             await self._connections.execute(f"VACUUM {table}", timeout_s=VACUUM_S)
 
     async def search(self, tenant: str, parties: Sequence[str]) -> Sequence[SearchedPlace]:
@@ -66,7 +66,9 @@ class TenantRows:
         for row in await self._fetch("tables"):
             name = row["name"]
             text = statements("removal")["search"].format(
-                table=name, kept=KEPT.get(name, "false"), own="x.tenant = :tenant" if row["has_tenant"] else "false"
+                table=name,
+                kept=KEPT_TRACES.get(name, "false"),
+                own="x.tenant = :tenant" if row["has_tenant"] else "false",
             )
             values: dict[str, Any] = {"markers": markers, "tenant": tenant}
             (counted,) = await self._connections.fetch(Statement(text), values)
@@ -78,10 +80,10 @@ class TenantRows:
         return row["version"], row["names"]
 
     async def _fetch(self, name: str, **values: Any) -> Sequence[Any]:
-        return await self._connections.fetch(statement("removal", name), values)
+        return await self._connections.rows("removal", name, **values)
 
 
-def whose(which: EraseTasks) -> str:
+def erased_condition(which: EraseTasks) -> str:
     """The condition for the tasks that are looked at."""
     of_tenant = "tenant = :tenant" if which.tenant else "tenant IS NULL AND :tenant = ''"
     if not which.parties:

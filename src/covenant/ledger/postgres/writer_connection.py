@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import asyncpg
 
-from covenant.ledger.postgres.batch_items import Committed, Fenced, Item
+from covenant.ledger.postgres.batch_items import DecidedBatch, Fenced, Item
 from covenant.ledger.postgres.connections import WRITER_SETTINGS, Connections
 from covenant.ledger.postgres.database_errors import REFUSED, UNAVAILABLE, lost_if_dropped, outcome_unknown
 from covenant.ledger.postgres.news import was_written
@@ -17,8 +17,9 @@ from covenant.model.errors import Unavailable
 log = logging.getLogger(__name__)
 
 TRANSACTION_MS: Final = 30_000
-"""As long as a statement may take. The server does not call a daemon idle that stops between the messages of one
-statement, so that its time for idle transactions does not end: it would keep its locks, and could not be fenced."""
+"""As long as a statement may take. A daemon that stops between the messages of one statement is not idle for the
+server, so the bound for idle transactions does not end its transaction: it would keep its locks, and could not be
+fenced."""
 TRANSACTION_TIMEOUT_SINCE: Final = 17
 """The version of PostgreSQL that can bound a transaction."""
 
@@ -27,8 +28,8 @@ class WriterConnection:
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
         self._connection: asyncpg.Connection[Any] | None = None
-        self.doubtful: Committed | None = None
-        """Its outcome is found out before anything else is written."""
+        self.in_doubt: DecidedBatch | None = None
+        """The batch whose commit was not answered. Nothing else is written before its outcome is known."""
 
     async def get(self) -> asyncpg.Connection[Any]:
         if self._connection is None or self._connection.is_closed():
@@ -46,39 +47,39 @@ class WriterConnection:
         if self._connection is not None:
             await self._connection.close()
 
-    async def find_out(self, joined: Joined) -> tuple[Committed, bool]:
+    async def resolve(self, joined: Joined) -> tuple[DecidedBatch, bool]:
         """The batch in doubt, and whether it was committed. If not, it never will be. Raises Fenced."""
-        doubtful, connection = self.doubtful, await self.get()
-        assert doubtful is not None
+        in_doubt, connection = self.in_doubt, await self.get()
+        assert in_doubt is not None
         async with connection.transaction():
-            # Waits until the old connection's backend has finished it.
-            happened = await was_written(connection, joined.writer, joined.boot, doubtful.seq, give_up=True)
-        if happened is None:
+            # The row's lock waits until the old connection's backend has finished the batch.
+            was_committed = await was_written(connection, joined.writer, joined.boot, in_doubt.seq, give_up=True)
+        if was_committed is None:
             raise Fenced
-        self.doubtful = None
-        log.warning("ledger.commit_in_doubt", extra={"seq": doubtful.seq, "happened": happened})
-        return doubtful, happened
+        self.in_doubt = None
+        log.warning("ledger.commit_in_doubt", extra={"seq": in_doubt.seq, "happened": was_committed})
+        return in_doubt, was_committed
 
-    async def find_out_when_fenced(self, joined: Joined) -> Committed | None:
-        """The batch in doubt, if it was committed. It stays in doubt if the database cannot tell.
+    async def resolve_when_fenced(self, joined: Joined) -> DecidedBatch | None:
+        """The batch in doubt, if it was committed. It stays in doubt if the database does not answer.
 
-        The fence has waited for it: its news are there, or never will be.
+        The fence has waited for the batch: its news are in the database, or never will be.
         """
-        doubtful = self.doubtful
-        if doubtful is None:
+        in_doubt = self.in_doubt
+        if in_doubt is None:
             return None
         try:
             with lost_if_dropped():
-                happened = await was_written(await self.get(), joined.writer, joined.boot, doubtful.seq)
+                was_committed = await was_written(await self.get(), joined.writer, joined.boot, in_doubt.seq)
         except (*UNAVAILABLE, *REFUSED) as error:
-            log.warning("ledger.commit_unknown", extra={"seq": doubtful.seq, "reason": str(error)})
+            log.warning("ledger.commit_unknown", extra={"seq": in_doubt.seq, "reason": str(error)})
             self.drop()
             return None
-        self.doubtful = None
-        return doubtful if happened else None
+        self.in_doubt = None
+        return in_doubt if was_committed else None
 
     def fail(self, items: list[Item], trouble: Unavailable) -> None:
-        """Fails items; those of the batch in doubt get `outcome_unknown`, which names the trouble, too."""
-        in_doubt = self.doubtful.items if self.doubtful is not None else ()
+        """Fails items. Those of the batch in doubt get `outcome_unknown`, which also names the trouble."""
+        in_doubt = self.in_doubt.items if self.in_doubt is not None else ()
         for item in items:
             item.fail(outcome_unknown(trouble) if item in in_doubt else trouble)

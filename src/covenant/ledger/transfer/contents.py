@@ -82,7 +82,7 @@ class Measure(msgspec.Struct, frozen=True, gc=False):
     digest: str
 
 
-class _Sum:
+class _SetDigest:
     """A digest of items in any order: the sum of their digests."""
 
     def __init__(self) -> None:
@@ -99,12 +99,12 @@ class _Sum:
 
 async def measure(contents: Contents) -> Mapping[str, Measure]:
     """The number of items of each kind, and a digest of them. Every byte of every blob is read."""
-    sums: dict[str, _Sum] = {}
+    sums: dict[str, _SetDigest] = {}
 
     def add(kind: str, data: bytes) -> None:
-        sums.setdefault(kind, _Sum()).add(data)
+        sums.setdefault(kind, _SetDigest()).add(data)
 
-    for kind, item in _live(contents.state):
+    for kind, item in _state_items(contents.state):
         add(kind, _encode(item))
     async for record in contents.tasks():
         add("task", record.comparable())
@@ -122,7 +122,7 @@ async def measure(contents: Contents) -> Mapping[str, Measure]:
     return {kind: each.measure() for kind, each in sorted(sums.items())}
 
 
-def _live(state: LedgerState) -> Sequence[tuple[str, Any]]:
+def _state_items(state: LedgerState) -> Sequence[tuple[str, Any]]:
     items: list[tuple[str, Any]] = []
     line: Any
     for line in state_lines(0, state, lambda task_id: without_body(state.entries[task_id].task)):

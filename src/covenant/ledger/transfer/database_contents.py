@@ -1,8 +1,9 @@
-"""The contents of a database, read within one transaction: every table but those of the daemons' runs."""
+"""The contents of a database, read within one transaction."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable
+from functools import partial
 from typing import Any, Final
 
 import asyncpg
@@ -16,6 +17,7 @@ from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.priorities import HEAD_START
 from covenant.ledger.machine.states import FOLLOWING, LEASED, QUEUED, SETTLED, State
 from covenant.ledger.machine.view import Cached, Remembered
+from covenant.ledger.postgres.connections import fetch_rows
 from covenant.ledger.postgres.queue_head import PLACE_BITS
 from covenant.ledger.postgres.registers import (
     AGENT,
@@ -43,19 +45,17 @@ from covenant.model.settings import Limits
 from covenant.model.task import CacheKey
 
 PAGE_ROWS: Final = 200
-READ: Final = frozenset(
+MOVED: Final = frozenset(
     """
     audit audit_chains blob blob_chunk blob_reference delegations envelopes events grant_uses ids live messages notes
     parcels     peer_usage peers_heard pushes queue register_rows requests results shared tasks writers
     """.split()
 )
 """The tables that are moved."""
-LEFT: Final = frozenset(
+NOT_MOVED: Final = frozenset(
     "blob_upload counted lane_counts ledger_level moves news nodes registers secrets singletons".split()
 )
-"""Tables that are derived from others, describe the daemons' runs, or are encrypted for one database. They are made
-again.
-"""
+"""The tables that are made anew: derived from others, about the daemons' runs, or encrypted for one database."""
 _REGISTERS: Final[dict[str, Callable[[LedgerState, Any], None]]] = {
     IDENTITY: lambda state, body: state.put_identity(body),
     GRANT: lambda state, body: state.put_grant(body),
@@ -67,13 +67,15 @@ _REGISTERS: Final[dict[str, Callable[[LedgerState, Any], None]]] = {
     SECRET: lambda *_: None,  # the home has its own
 }
 
+_rows = partial(fetch_rows, "transfer")
+
 
 def _decoder(kind: Any) -> Callable[[str], Any]:
     return msgspec.json.Decoder(kind).decode
 
 
 _push, _delegation, _outbox_message = _decoder(Push), _decoder(Delegation), _decoder(OutboxMessage)
-_message, _cache_key, _cached, _given = map(_decoder, (LoggedMessage, CacheKey, Cached, Remembered))
+_message, _cache_key, _cached, _remembered = map(_decoder, (LoggedMessage, CacheKey, Cached, Remembered))
 
 
 class DatabaseContents(Contents):
@@ -139,7 +141,7 @@ class DatabaseContents(Contents):
 async def read_database(connection: asyncpg.Connection[Any], limits: Limits) -> DatabaseContents:
     """Raises CovenantError for tables that this program cannot move."""
     tables = {row["tablename"] for row in await _rows(connection, "tables")}
-    if unknown := tables - READ - LEFT:
+    if unknown := tables - MOVED - NOT_MOVED:
         raise CovenantError(f"the database has tables that are not the ledger's: {', '.join(sorted(unknown))}")
     state = LedgerState(limits)
     await _read_registers(connection, state)
@@ -151,7 +153,7 @@ async def read_database(connection: asyncpg.Connection[Any], limits: Limits) -> 
             state.cache.put(_cache_key(row["name"]), _cached(row["cached"]))
     for row in await _rows(connection, "requests"):
         key = (row["verb"], PublicKey(uncolumn(row["holder"])), uncolumn(row["request_id"]))
-        state.requests[key] = _given(row["given"])
+        state.requests[key] = _remembered(row["given"])
     rows = [(row, decode_entry(row)) for row in await _rows(connection, "live")]
     for _, entry in sorted(rows, key=_lane_place):
         state.restore(entry)
@@ -159,7 +161,7 @@ async def read_database(connection: asyncpg.Connection[Any], limits: Limits) -> 
 
 
 def _lane_place(found: tuple[Row, Entry]) -> tuple[int, int, int]:
-    """Sort key for entering lanes in the original order: a priority counts when a task enters a new lane."""
+    """The key by which tasks enter the lanes of the state in their order: a priority counts again as a task enters."""
     row, entry = found
     if entry.state is QUEUED:
         batch, within = divmod(row["place"], 1 << PLACE_BITS)
@@ -174,7 +176,7 @@ def _lane_place(found: tuple[Row, Entry]) -> tuple[int, int, int]:
 async def _read_registers(connection: asyncpg.Connection[Any], state: LedgerState) -> None:
     uses = {row["signature"]: row["used"] for row in await _rows(connection, "uses")}
     last_seen = {row["peer"]: row["heard_at_ms"] for row in await _rows(connection, "heard")}
-    for row in await connection.fetch(statement("nodes", "all_registers").text):
+    for row in await fetch_rows("nodes", connection, "all_registers"):
         kind, _, body = decode_row(row["kind"], row["name"], row["body"])
         if body is None:
             continue
@@ -214,9 +216,3 @@ def _facts(row: Row) -> TaskFacts:
         ending=rest.ending,
         cause=rest.cause,
     )
-
-
-async def _rows(connection: asyncpg.Connection[Any], name: str, **values: Any) -> list[Row]:
-    query = statement("transfer", name)
-    rows: list[Row] = await connection.fetch(query.text, *query.values(values))
-    return rows

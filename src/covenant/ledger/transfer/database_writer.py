@@ -19,26 +19,25 @@ from covenant.ledger.contract.task_query import excerpt
 from covenant.ledger.embedded.state import LedgerState
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.states import DRAINED, LEASED, QUEUED, SETTLED
+from covenant.ledger.postgres.batch_inputs import NUMBERS
 from covenant.ledger.postgres.batch_rows import LIVE, TASKS, live_row, task_row
 from covenant.ledger.postgres.cache_rows import key_text
-from covenant.ledger.postgres.counters import ALL, KEPT, Counters, contribution
-from covenant.ledger.postgres.push_rows import idle_at_ms
+from covenant.ledger.postgres.connections import fetch_value
+from covenant.ledger.postgres.counters import ALL, KEPT_BYTES, Counters, contribution
 from covenant.ledger.postgres.queue_head import PLACE_BITS, queue_place
 from covenant.ledger.postgres.registers import AGENT, GRANT, IDENTITY, PEER, REVOKED, TENANT, agent_name
-from covenant.ledger.postgres.sql import statement
 from covenant.ledger.postgres.stored_task import Slot, column
+from covenant.ledger.register_index import idle_at_ms
 from covenant.ledger.transfer.contents import Contents
 from covenant.ledger.transfer.task_record import TaskRecord
 from covenant.model.errors import CovenantError
 from covenant.model.ids import TaskId
 from covenant.model.peers.delegation import DelegationRole, DelegationState
-from covenant.model.push import tenant_of
 from covenant.model.task import Cause, Ending, Lease, Result, Task, utf8_length, weigh_result
+from covenant.model.tenants import host_of
 
 ROWS_AT_ONCE: Final = 2_000
 BYTES_AT_ONCE: Final = 8 << 20
-BLOCK: Final = 1_000
-"""Numbers that a node reserves at once."""
 
 _encode: Final = msgspec.json.Encoder().encode
 _task: Final = msgspec.json.Decoder(Task).decode
@@ -84,12 +83,11 @@ class DatabaseWriter:
         await self._copy(
             "lane_counts", ("kind", "lane", "writer", "n"), [(kind, lane, 0, n) for kind, lane, n in self._counts]
         )
-        block = max(task_no - 1, 0) // BLOCK * BLOCK + 1
+        block = max(task_no - 1, 0) // NUMBERS * NUMBERS + 1
         await self._run("numbers", task_no=block, place=next(self._places))
 
     async def _run(self, name: str, **values: Any) -> Any:
-        query = statement("transfer", name)
-        return await self._connection.fetchval(query.text, *query.values(values))
+        return await fetch_value("transfer", self._connection, name, **values)
 
     async def _copy(self, table: str, columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
         if rows:
@@ -138,7 +136,7 @@ class DatabaseWriter:
             slot.settled_place = no
             self._rows["tasks"].append(task_row(entry, slot))
             self._counts.count("resolved", ALL, entry.events)
-            self._counts.count(KEPT, task.tenant or ALL, slot.size)
+            self._counts.count(KEPT_BYTES, task.tenant or ALL, slot.size)
         else:
             self._add_live(entry, slot)
 
@@ -187,7 +185,7 @@ class DatabaseWriter:
         state, counts = self._state, self._counts
         pushes = list(state.all_pushes())
         for push in pushes:
-            counts.add((("pushes", ALL, 1), ("pushes_of", tenant_of(push.recipient), 1)))
+            counts.add((("pushes", ALL, 1), ("pushes_of", host_of(push.recipient.display), 1)))
             if push.dead_at_ms is not None:
                 counts.count("pushes_dead", ALL, 1)
         rows: list[tuple[Any, ...]] = [
@@ -202,8 +200,8 @@ class DatabaseWriter:
         ]
         await self._copy("pushes", ("task_id", "id", "made", "idle_at_ms", "body"), rows)
         rows = [
-            (verb, column(holder), column(request_id), next(self._places), _text(given))
-            for (verb, holder, request_id), given in state.requests.items()
+            (verb, column(holder), column(request_id), next(self._places), _text(remembered))
+            for (verb, holder, request_id), remembered in state.requests.items()
         ]
         counts.count("requests", ALL, len(rows))
         await self._copy("requests", ("verb", "holder", "request_id", "place", "given"), rows)

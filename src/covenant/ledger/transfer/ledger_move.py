@@ -1,9 +1,10 @@
 """Moves a ledger from a home into an empty database, and from a database into a home.
 
-Either way the source is read while nobody serves it, the target is written, read back and compared, and then the source
-is marked, so that nobody serves it by accident. The database's part is one transaction. The home's mark is written
-just before that transaction commits and has the move's id. So a move that is repeated after a crash finds out whether
-the database had committed, and only finishes the rest. A move that is refused before that leaves the home as it was.
+In both directions the source is read while nobody serves it, and the target is written, read back and compared. Then
+the source is marked, so that nobody serves it by accident. The database's part is one transaction. The home's mark has
+the move's id and is written just before that transaction commits. So a move that is repeated after a crash finds out
+whether the database has committed, and only finishes the rest. A move that is refused before that leaves the home as it
+was.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from __future__ import annotations
 import shutil
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, closing
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 import asyncpg
 import msgspec
@@ -34,11 +36,10 @@ from covenant.ledger.embedded.moved_mark import (
 )
 from covenant.ledger.embedded.open import SEEN, open_ledger
 from covenant.ledger.machine.identity_commands import WriteAuditRow
-from covenant.ledger.postgres.connections import CONNECT_S, SETTINGS, run
+from covenant.ledger.postgres.connections import CONNECT_S, SETTINGS, execute, fetch_rows, fetch_value
 from covenant.ledger.postgres.database_errors import UNAVAILABLE
 from covenant.ledger.postgres.migrations import check_durability, migrate
 from covenant.ledger.postgres.open_postgres import unusable
-from covenant.ledger.postgres.sql import statement
 from covenant.ledger.transfer.contents import Contents, Measure, check_chains, measure
 from covenant.ledger.transfer.database_contents import read_database
 from covenant.ledger.transfer.database_writer import DatabaseWriter, moved_chain
@@ -59,22 +60,18 @@ LEDGER_FILES: Final = (
     NOTES_NAME,
 )
 
+_value = partial(fetch_value, "transfer")
+
 
 class CannotMove(CovenantError):
     """Nothing was moved. The message says why, and what to do."""
 
 
-class Moved(NamedTuple):
-    """The numbers of moved items, by kind."""
-
-    measures: Mapping[str, Measure]
-
-
 class Mover:
     """One move, or the rest of an interrupted one. `by` is the issuer of the audit row about it.
 
-    Each direction commits to the database: it refuses one that may lose commits, unless `durability` is "os".
-    `secrets`: what a database keeps of them, by name, for a move into it.
+    Both directions commit to the database, and refuse one that may lose commits, unless `durability` is "os".
+    `secrets`: the encrypted secrets to store in the database, by name, for a move into it.
     """
 
     def __init__(
@@ -98,8 +95,8 @@ class Mover:
         self._secrets = secrets
         self._durability = durability
 
-    async def move_in(self) -> Moved:
-        """Moves the home's ledger into the database.
+    async def move_in(self) -> Mapping[str, Measure]:
+        """Moves the home's ledger into the database. Returns what was moved, by kind.
 
         Raises CannotMove, HomeLocked, Damaged, NotDurable and DatabaseUnusable.
         """
@@ -111,9 +108,9 @@ class Mover:
         else:
             async with self._database() as connection:
                 await self._check_target(connection)
-            await self._settle_home()
+            await self._compact_home()
         with lock_home(self._home):
-            mark = mark or self._mark("moving")
+            mark = mark or self._new_mark("moving")
             with closing(HomeContents(self._home, self._limits)) as contents:
                 await check_chains(contents)
                 measures = await measure(contents)
@@ -122,13 +119,13 @@ class Mover:
                         await self._fill(connection, contents, measures, mark)
             fault_points.point("move.mark")
             write_mark(self._home, msgspec.structs.replace(mark, state="moved"))
-        return Moved(measures)
+        return measures
 
-    async def _settle_home(self) -> None:
-        """Compacts the home into its snapshot and archive, and audits where its ledger goes."""
+    async def _compact_home(self) -> None:
+        """Writes an audit row about the move, and compacts the home into its snapshot and archive."""
         ledger = await open_ledger(self._home, clock=self._now_ms, limits=self._limits)
         try:
-            await ledger.commit(WriteAuditRow(by=self._by, row={"type": "ledger_moved", "to": self._place()}))
+            await ledger.commit(WriteAuditRow(by=self._by, row={"type": "ledger_moved", "to": self._database_name()}))
             await ledger.compact()
         finally:
             await ledger.close()
@@ -137,19 +134,22 @@ class Mover:
         self, connection: asyncpg.Connection[Any], contents: Contents, measures: Mapping[str, Measure], mark: MovedMark
     ) -> None:
         async with connection.transaction():
-            await connection.execute(statement("transfer", "lock").text)
+            await execute("transfer", connection, "lock")
             await self._check_target(connection)
             await DatabaseWriter(connection, contents).write(moved_chain(contents.state))
             for name, body in self._secrets.items():
-                await run("nodes", connection, "keep_secret", kept_as=name, body=body)
+                await execute("nodes", connection, "keep_secret", name=name, body=body)
             fault_points.point("move.written")
             await self._compare(measures, await read_database(connection, self._limits))
             await _value(connection, "move", id=mark.id, direction="in", home=str(self._home))
             write_mark(self._home, mark)
             fault_points.point("move.commit")
 
-    async def move_out(self) -> Moved:
-        """Moves the database's ledger into the home. Raises CannotMove, HomeLocked, NotDurable and DatabaseUnusable."""
+    async def move_out(self) -> Mapping[str, Measure]:
+        """Moves the database's ledger into the home. Returns what was moved, by kind.
+
+        Raises CannotMove, HomeLocked, NotDurable and DatabaseUnusable.
+        """
         mark, staged = read_mark(self._home), self._home / STAGED
         if mark is None:
             found = [name for name in LEDGER_FILES if (self._home / name).exists()]
@@ -159,20 +159,25 @@ class Mover:
             self._check_mark(mark, "returning")
         with lock_home(self._home):
             if mark is None or mark.state in IN_DATABASE:
-                mark = self._mark("returning")
+                mark = self._new_mark("returning")
+            measures: Mapping[str, Measure] | None = None
             async with self._database() as connection:
                 if await _value(connection, "moved", id=mark.id) is None:
-                    measures = await self._take(connection, staged, mark)
-                else:
-                    with closing(HomeContents(staged, self._limits)) as contents:
-                        measures = await measure(contents)
+                    measures = await self._write_staged(connection, staged, mark)
             fault_points.point("move.publish")
             self._publish(staged)
-        return Moved(measures)
+            if measures is None:
+                with closing(HomeContents(self._home, self._limits)) as contents:
+                    measures = await measure(contents)
+            fault_points.point("move.unmark")
+            remove_mark(self._home)
+        return measures
 
-    async def _take(self, connection: asyncpg.Connection[Any], staged: Path, mark: MovedMark) -> Mapping[str, Measure]:
+    async def _write_staged(
+        self, connection: asyncpg.Connection[Any], staged: Path, mark: MovedMark
+    ) -> Mapping[str, Measure]:
         async with connection.transaction(isolation="repeatable_read"):
-            await connection.execute(statement("transfer", "lock").text)
+            await execute("transfer", connection, "lock")
             await self._check_source(connection)
             contents = await read_database(connection, self._limits)
             await check_chains(contents)
@@ -188,69 +193,78 @@ class Mover:
             replace_private(staged / INCARNATION_NAME, msgspec.json.encode(incarnation))
             ledger = await open_ledger(staged, clock=self._now_ms, limits=self._limits)
             try:
-                row: dict[str, object] = {"type": "ledger_moved", "from": self._place(), "chains": heads}
+                row: dict[str, object] = {"type": "ledger_moved", "from": self._database_name(), "chains": heads}
                 await ledger.commit(WriteAuditRow(by=self._by, row=row))
                 await ledger.compact()
             finally:
                 await ledger.close()
             await _value(connection, "move", id=mark.id, direction="out", home=str(self._home))
-            await connection.execute(statement("nodes", "fence_writers").text)
-            await connection.execute(statement("nodes", "fence_nodes").text)
+            await execute("nodes", connection, "fence_writers")
+            await execute("nodes", connection, "fence_nodes")
             write_mark(self._home, mark)
             fault_points.point("move.commit")
         return measures
 
     def _publish(self, staged: Path) -> None:
-        """Sets the home's earlier ledger files aside, and puts the new ones in their place."""
-        aside = next(each for at in range(1, 1_000) if not (each := self._home / f"moved-{at}").exists())
-        make_owned_folder(aside)
-        for name in LEDGER_FILES:
-            new, old = staged / name, self._home / name
-            if old.exists() and (new.exists() or name not in ("journal", ARCHIVE_NAME, FOLDER_NAME, NOTES_NAME)):
-                old.replace(aside / name)
-        (staged / "lock").unlink(missing_ok=True)
-        for path in sorted(staged.iterdir()):
-            path.replace(self._home / path.name)
-        if not any(aside.iterdir()):
-            aside.rmdir()
-        staged.rmdir()
+        """Sets the home's earlier ledger files aside, and puts the new ones in their place.
+
+        The journal comes first: once it has left the staging folder, no earlier file is left to be set aside. So the
+        rest can be done by another process after a crash.
+        """
+        if (staged / "journal").exists():
+            aside = next(each for at in range(1, 1_000) if not (each := self._home / f"moved-{at}").exists())
+            make_owned_folder(aside)
+            for name in LEDGER_FILES:
+                if (self._home / name).exists():
+                    (self._home / name).replace(aside / name)
+            if not any(aside.iterdir()):
+                aside.rmdir()
+            sync_dir(self._home)
+            (staged / "journal").replace(self._home / "journal")
+            sync_dir(self._home)
+        fault_points.point("move.place")
+        if staged.exists():
+            (staged / "lock").unlink(missing_ok=True)
+            for path in tuple(staged.iterdir()):
+                path.replace(self._home / path.name)
+            staged.rmdir()
         sync_dir(self._home)
-        remove_mark(self._home)
 
     async def _check_target(self, connection: asyncpg.Connection[Any]) -> None:
         await self._check_alone(connection)
         if await _value(connection, "held"):
-            raise CannotMove(f"the database {self._place()} is not empty; name an empty one with --ledger")
+            raise CannotMove(f"the database {self._database_name()} is not empty; name an empty one with --ledger")
 
     async def _check_source(self, connection: asyncpg.Connection[Any]) -> None:
         await self._check_alone(connection)
-        left = await connection.fetchval(statement("nodes", "left").text)
+        left = await fetch_value("nodes", connection, "left")
         if left is not None:
-            raise CannotMove(f"the ledger was moved out of {self._place()} already, into the home {left}; use that one")
+            raise CannotMove(
+                f"the ledger was moved out of {self._database_name()} already, into the home {left}; use that one"
+            )
         if not await _value(connection, "held"):
-            raise CannotMove(f"the database {self._place()} has no ledger to move")
+            raise CannotMove(f"the database {self._database_name()} has no ledger to move")
 
     async def _check_alone(self, connection: asyncpg.Connection[Any]) -> None:
-        query = statement("transfer", "living").text
-        if living := [row["node"] for row in await connection.fetch(query)]:
+        if living := [row["node"] for row in await fetch_rows("transfer", connection, "living")]:
             raise CannotMove(f"daemons serve this ledger ({', '.join(living)}); stop them, and begin the move again")
 
     async def _compare(self, expected: Mapping[str, Measure], written: Contents) -> None:
         found = await measure(written)
         for kind in sorted({*expected, *found}):
             if expected.get(kind) != found.get(kind):
-                was, is_now = (each.count if each is not None else 0 for each in (expected.get(kind), found.get(kind)))
+                was, now = (each.count if each is not None else 0 for each in (expected.get(kind), found.get(kind)))
                 raise CannotMove(
-                    f"the written ledger differs from the one that was read ({kind}: {was} read, {is_now} written), "
+                    f"the written ledger differs from the one that was read ({kind}: {was} read, {now} written), "
                     "so nothing was moved; this is a defect: please report it"
                 )
 
-    def _mark(self, state: Any) -> MovedMark:
-        return MovedMark(id=self._new_id(), state=state, database=self._place(), at_ms=self._now_ms())
+    def _new_mark(self, state: Any) -> MovedMark:
+        return MovedMark(id=self._new_id(), state=state, database=self._database_name(), at_ms=self._now_ms())
 
     def _check_mark(self, mark: MovedMark, state: str) -> None:
         """Raises CannotMove unless the mark is of an interrupted move in this direction, to or from this database."""
-        if mark.state == state and mark.database == self._place():
+        if mark.state == state and mark.database == self._database_name():
             return
         reasons = {
             "served": f"it is in {mark.database} already",
@@ -260,7 +274,7 @@ class Mover:
         }
         raise CannotMove(f"the ledger of {self._home} cannot be moved: {reasons[mark.state]}")
 
-    def _place(self) -> str:
+    def _database_name(self) -> str:
         return name_database(self._dsn)
 
     @asynccontextmanager
@@ -276,8 +290,3 @@ class Mover:
                 await connection.close()
         except (*UNAVAILABLE, asyncpg.PostgresError, ValueError) as error:
             raise unusable(error) from error
-
-
-async def _value(connection: asyncpg.Connection[Any], name: str, **values: Any) -> Any:
-    query = statement("transfer", name)
-    return await connection.fetchval(query.text, *query.values(values))

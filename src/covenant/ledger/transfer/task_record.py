@@ -1,8 +1,8 @@
-"""A task with all of its history, in a form that both engines share. Pure.
+"""A task with all of its history, in a form that both engines share. Nothing here does IO.
 
 The archive of a home has a task's steps and its handovers as two lists; a database has the events that both came from.
 `make_events` builds events that result in the same two lists, and `read_events` builds the lists from events. The order
-of a step and a handover within the same millisecond is unknown: no reader can tell either.
+of a step and a handover within the same millisecond is unknown, and no reader sees it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec import Raw
 
-from covenant.ledger.embedded.archive.apply_batch import Batch, Known
+from covenant.ledger.embedded.archive.apply_batch import Batch, KnownRows
 from covenant.ledger.embedded.archive.row_updates import DRAINED
 from covenant.ledger.embedded.archive.task_packs import TaskParts
 from covenant.ledger.embedded.journal.record import encode_line
@@ -81,7 +81,7 @@ class _EventMaker:
         self._leader = leader
         self._updates = deque(parts.updates)
         self._lease_id = ""
-        self._made: list[TaskEventText] = []
+        self._events: list[TaskEventText] = []
 
     def make(self) -> list[TaskEventText]:
         facts, parts = self._facts, self._parts
@@ -93,20 +93,20 @@ class _EventMaker:
         else:
             self._add("task_followed", facts.created_at_ms, 1, **begun, leader=self._leader)
         before = ""
-        for _, how, ts_ms, lease, reason in parts.handovers:
-            self._hand_over(how, ts_ms, lease, reason, before)
-            before = how
+        for _, handover, ts_ms, lease, reason in parts.handovers:
+            self._hand_over(handover, ts_ms, lease, reason, before)
+            before = handover
         while self._updates:
             self._step(self._updates.popleft())
-        return self._made
+        return self._events
 
     def _add(self, tag: str, ts_ms: int, generation: int, /, **fields: Any) -> None:
         numbered = {"generation": generation} if generation else {}
         text = _encode({"type": tag, "task_id": self._facts.task_id, **fields, **numbered}).decode()
-        self._made.append(TaskEventText(ts_ms, tag, generation, text))
+        self._events.append(TaskEventText(ts_ms, tag, generation, text))
 
     def _take(self, kinds: Sequence[str], ts_ms: int) -> tuple[int, dict[str, Raw]]:
-        """The step that belongs to a handover, after adding the earlier ones; 0 if there is none."""
+        """Takes the step that belongs to a handover, after adding the earlier ones. Generation 0: there is none."""
         for index, (generation, kind, at_ms, body) in enumerate(self._updates):
             if kind in kinds and at_ms == ts_ms:
                 for _ in range(index):
@@ -117,22 +117,22 @@ class _EventMaker:
                 break
         return 0, {}
 
-    def _hand_over(self, how: str, ts_ms: int, lease: str | None, reason: str | None, before: str) -> None:
-        why = Raw((reason or "null").encode())
-        if how == "continued":
+    def _hand_over(self, handover: str, ts_ms: int, lease: str | None, reason: str | None, before: str) -> None:
+        reason_json = Raw((reason or "null").encode())
+        if handover == "continued":
             self._continue(ts_ms, before)
             return
-        generation, event = self._take(PAIRED.get(how, ()), ts_ms)
-        match how:
+        generation, event = self._take(PAIRED.get(handover, ()), ts_ms)
+        match handover:
             case "leased":
                 raw = (lease or "null").encode()
                 self._lease_id = msgspec.json.decode(raw)["lease_id"]
                 self._add("task_leased", ts_ms, generation, lease=Raw(raw))
             case "released":
-                self._add("lease_released", ts_ms, 0, lease_id=self._lease_id, reason=why)
+                self._add("lease_released", ts_ms, 0, lease_id=self._lease_id, reason=reason_json)
             case "requeued":
                 risk = {"duplicate_risk": Posture.OPERATOR_ACCEPTED, "attempt": self._facts.attempt}
-                self._add("task_requeued", ts_ms, 0, lease_id=self._lease_id, reason=why, **risk)
+                self._add("task_requeued", ts_ms, 0, lease_id=self._lease_id, reason=reason_json, **risk)
             case "parked":
                 self._park(ts_ms, generation, event)
             case "suspended":
@@ -143,22 +143,22 @@ class _EventMaker:
             case "resumed":
                 self._add("task_resumed", ts_ms, 0)
             case "settled":
-                self._settle(ts_ms, generation, why)
+                self._settle(ts_ms, generation, reason_json)
             case _:
-                self._add(RETURNED, ts_ms, 0, reason=why)
+                self._add(RETURNED, ts_ms, 0, reason=reason_json)
 
     def _park(self, ts_ms: int, generation: int, event: dict[str, Raw]) -> None:
         body = event.get("body", Raw(b"{}"))
         interruption = msgspec.json.decode(body).get("state", "input-required")
         self._add("task_parked", ts_ms, generation, lease_id=self._lease_id, interruption=interruption, update=body)
 
-    def _settle(self, ts_ms: int, generation: int, why: Raw) -> None:
+    def _settle(self, ts_ms: int, generation: int, reason_json: Raw) -> None:
         facts = self._facts
         result = {"result": Raw((self._parts.result or "null").encode()), "ending": facts.ending, "cause": facts.cause}
-        self._add("task_settled", ts_ms, generation or facts.generation, **result, reason=why)
+        self._add("task_settled", ts_ms, generation or facts.generation, **result, reason=reason_json)
 
     def _continue(self, ts_ms: int, before: str) -> None:
-        """A waiting task got a message; one at work reached the end of a turn."""
+        """Adds the event of a message to a waiting task, or of the end of a turn of a task at work."""
         if before in WAITING:
             generation, event = self._take(("continued",), ts_ms)
             self._add("task_continued", ts_ms, generation, message=event.get("body"), message_id="")
@@ -180,7 +180,7 @@ class _EventMaker:
         elif kind != "working":
             self._add("task_updated", ts_ms, generation, lease_id=self._lease_id, update=raw)
             if kind == "artifact":
-                self._made[-1] = self._made[-1]._replace(kind=kind)
+                self._events[-1] = self._events[-1]._replace(kind=kind)
 
 
 def make_events(facts: TaskFacts, parts: TaskParts, leader: str | None = None) -> Sequence[TaskEventText]:
@@ -227,7 +227,7 @@ def read_events(facts: TaskFacts, events: Sequence[TaskEventText]) -> TaskRecord
     results = [event.text for event in events if event.kind in ("task_settled", "task_closed")]
     result = str(msgspec.json.decode(results[-1], type=_Ended).result, "utf-8") if results else None
     record = TaskRecord(facts, TaskParts(0, task, result, [], []), events)
-    rows = Batch(b"".join(journal_lines(record, 0)), 0).rows(Known({}, {}, {}))
+    rows = Batch(b"".join(journal_lines(record, 0)), 0).rows(KnownRows({}, {}, {}))
     record.parts.updates = [each[1:] for each in rows.updates]
     record.parts.handovers = [each[1:] for each in rows.handovers]
     return record

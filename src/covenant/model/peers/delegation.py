@@ -104,7 +104,7 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     source: PeerSource = "operator"
     added_at_ms: int = 0
     keys: KeyBundle | None = None
-    """The peer's keys as it last showed them, signed by the peer."""
+    """The newest keys that the peer showed, signed by the peer."""
     challenge: Challenge | None = None
     """Our challenge that the peer has not answered yet."""
     verified_at_ms: int | None = None
@@ -254,11 +254,11 @@ STATUS: Final[dict[DelegationState, DelegationStatus]] = {
 """Each state as one of the protocol's six statuses."""
 
 
-def move(role: DelegationRole, before: DelegationState | None, happening: str) -> DelegationState:
-    after = DELEGATION_TRANSITIONS[role].get((before, happening))
+def move(role: DelegationRole, before: DelegationState | None, transition: str) -> DelegationState:
+    after = DELEGATION_TRANSITIONS[role].get((before, transition))
     if after is None:
         state = "unknown" if before is None else before.value
-        raise Conflict("illegal_move", f"{happening} cannot happen to a delegation that is {state}")
+        raise Conflict("illegal_move", f"{transition} cannot happen to a delegation that is {state}")
     return after
 
 
@@ -350,7 +350,7 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     since_ms: int = 0
     """When the first offer for the task was made."""
     renewed: bool = False
-    """The requester's: the offer before this one was denied, so this one has a token that was asked for since."""
+    """Requester: the offer before this one was denied, so this one has a token that was requested since."""
     anyone: bool = False
     """Requester: any peer that offers the profile may do the work."""
     settled: bool = False

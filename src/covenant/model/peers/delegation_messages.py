@@ -73,7 +73,7 @@ def usage_amounts(usage: TokenUsage) -> dict[str, float]:
     """The usage under the names that agents report; empty if nothing was used."""
     amounts: dict[str, float] = {"tokens": usage.total, "input_tokens": usage.prompt, "output_tokens": usage.completion}
     if not usage.prompt:
-        del amounts["output_tokens"]  # somebody counted them all together
+        del amounts["output_tokens"]  # the report has only a total
     return {name: amount for name, amount in amounts.items() if amount}
 
 

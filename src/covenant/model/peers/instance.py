@@ -172,12 +172,16 @@ class KeyBundle(msgspec.Struct, frozen=True, gc=False, kw_only=True, forbid_unkn
         return CERTIFIED in self.versions
 
     @property
-    def has_ends(self) -> bool:
+    def has_ledger_ends(self) -> bool:
         return PRICES in self.versions
 
 
+def is_instance_id(text: str) -> bool:
+    return _INSTANCE(text) is not None
+
+
 def parse_instance_id(value: str) -> InstanceId:
-    if _INSTANCE(value) is None:
+    if not is_instance_id(value):
         raise Invalid("invalid_peer_id", "a peer's id is frd1_ and 40 characters of a-z and 2-7")
     return InstanceId(value)
 

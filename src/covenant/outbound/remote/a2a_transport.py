@@ -32,13 +32,13 @@ ERROR_BYTES_MAX: Final = 64 * 1024
 IDLE_MS: Final = 60_000
 """A stream that is silent for this long counts as broken, and is resumed."""
 QUIET_S: Final = 60.0
-"""A stream that lives for this long without an event is told to be quiet, again and again."""
+"""After this long without an event, a stream that still lives is reported as quiet (None), and so on."""
 
 T = TypeVar("T")
-Numbered = tuple[str | None, RemoteEvent]
+NumberedEvent = tuple[str | None, RemoteEvent]
 """An event, and its number in the stream."""
-Told = Numbered | None
-"""None: the stream is quiet."""
+StreamItem = NumberedEvent | None
+"""An event and its number; None if the stream is quiet."""
 _REST: Final = {
     (dialect.version.value, operation): (method, prefix + path)
     for prefix, dialect in (("", V1), ("v1/", PROTO_V03))
@@ -72,7 +72,9 @@ class A2ATransport(ABC):
         request = Request(self._codec.send, self._codec.encode_send(ask, self.interface.tenant))
         return decoded(self._codec.decode_reply, await self._ask(request, headers, within_ms))
 
-    def stream(self, ask: SendMessage, headers: Mapping[str, str]) -> AbstractAsyncContextManager[AsyncIterator[Told]]:
+    def stream(
+        self, ask: SendMessage, headers: Mapping[str, str]
+    ) -> AbstractAsyncContextManager[AsyncIterator[StreamItem]]:
         return self._stream(Request(self._codec.stream, self._codec.encode_send(ask, self.interface.tenant)), headers)
 
     async def get(self, task_id: str) -> RemoteTask:
@@ -86,7 +88,7 @@ class A2ATransport(ABC):
         check_task(task, task_id)
         return task
 
-    def subscribe(self, task_id: str, after: str | None) -> AbstractAsyncContextManager[AsyncIterator[Told]]:
+    def subscribe(self, task_id: str, after: str | None) -> AbstractAsyncContextManager[AsyncIterator[StreamItem]]:
         headers = {"last-event-id": after} if after is not None else {}
         return self._stream(self._about(self._codec.subscribe, task_id), headers)
 
@@ -99,7 +101,7 @@ class A2ATransport(ABC):
     @abstractmethod
     def _stream(
         self, request: Request, headers: Mapping[str, str]
-    ) -> AbstractAsyncContextManager[AsyncIterator[Told]]: ...
+    ) -> AbstractAsyncContextManager[AsyncIterator[StreamItem]]: ...
 
 
 class HttpTransport(A2ATransport):
@@ -120,11 +122,11 @@ class HttpTransport(A2ATransport):
             return "POST", self.interface.url, jsonrpc.encode_request(1, request.operation, request.params)
         method, path = _REST[self.interface.version, request.operation]
         if request.task_id is None:
-            return method, self._place(path), request.params
-        place = self._place(path.format(quote(request.task_id, safe="")))
-        return method, place, b"{}" if method == "POST" else b""
+            return method, self._rest_url(path), request.params
+        url = self._rest_url(path.format(quote(request.task_id, safe="")))
+        return method, url, b"{}" if method == "POST" else b""
 
-    def _place(self, path: str) -> str:
+    def _rest_url(self, path: str) -> str:
         scheme, host, before, query, _ = urlsplit(self.interface.url)
         tenant = f"{quote(self.interface.tenant, safe='')}/" if self.interface.tenant else ""
         return urlunsplit((scheme, host, f"{before.rstrip('/')}/{tenant}{path}", query, ""))
@@ -141,7 +143,7 @@ class HttpTransport(A2ATransport):
         return self._result(answer.status, answer.headers, answer.body)
 
     @asynccontextmanager
-    async def _stream(self, request: Request, headers: Mapping[str, str]) -> AsyncIterator[AsyncIterator[Told]]:
+    async def _stream(self, request: Request, headers: Mapping[str, str]) -> AsyncIterator[AsyncIterator[StreamItem]]:
         method, url, content = self._http(request)
         async with self._fetcher.stream(
             method,
@@ -155,19 +157,19 @@ class HttpTransport(A2ATransport):
                 yield self._frames(answer)
             else:
                 bytes_max = EVENT_BYTES_MAX if answer.status == 200 else ERROR_BYTES_MAX
-                body = await _whole(answer, bytes_max)
+                body = await _read_body(answer, bytes_max)
                 event = decoded(self._codec.decode_reply, self._result(answer.status, answer.headers, body))
-                yield _alone(event)
+                yield _single_event(event)
 
-    async def _frames(self, answer: Streamed) -> AsyncIterator[Told]:
-        reader, heard_s = EventReader(EVENT_BYTES_MAX), monotonic()
+    async def _frames(self, answer: Streamed) -> AsyncIterator[StreamItem]:
+        reader, last_event_s = EventReader(EVENT_BYTES_MAX), monotonic()
         try:
             async for piece in answer.pieces:
-                if monotonic() - heard_s > QUIET_S:
-                    heard_s = monotonic()
+                if monotonic() - last_event_s > QUIET_S:
+                    last_event_s = monotonic()
                     yield None
                 for event in reader.feed(piece):
-                    heard_s = monotonic()
+                    last_event_s = monotonic()
                     yield event.id, decoded(self._codec.decode_reply, self._result(200, answer.headers, event.data))
         except EventTooLarge as error:
             raise CallFailed("too_large", str(error), transient=False) from error
@@ -181,7 +183,7 @@ class HttpTransport(A2ATransport):
         return body
 
     def _rpc_result(self, status: int, headers: Mapping[str, str], body: bytes) -> bytes:
-        fine = 200 <= status < 300
+        succeeded = 200 <= status < 300
         try:
             result = jsonrpc.decode_result(body)
         except jsonrpc.RpcError as error:
@@ -190,16 +192,16 @@ class HttpTransport(A2ATransport):
                 raise self._with_hint(refused_by_status(status, headers, body)) from error
             raise refused_by_rpc(error) from error
         except jsonrpc.BadResponse as error:
-            if fine:
+            if succeeded:
                 raise _unreadable(str(error), status) from error
             raise self._with_hint(refused_by_status(status, headers, body)) from error
-        if not fine:
+        if not succeeded:
             raise self._with_hint(refused_by_status(status, headers, body))
         return result
 
     def _with_hint(self, refusal: RemoteRefused) -> RemoteRefused:
         """Adds the reason if the credential was not sent."""
-        if refusal.code not in ("unauthenticated", "forbidden") or not self._credentials.given:
+        if refusal.code not in ("unauthenticated", "forbidden") or not self._credentials.has_secret:
             return refusal
         if self._credentials.covers(self.interface.url):
             return refusal
@@ -221,7 +223,7 @@ def _unreadable(why: str, status: int | None = None) -> RemoteRefused:
     return RemoteRefused("bad_answer", f"the answer cannot be read: {why}", status=status)
 
 
-async def _whole(answer: Streamed, bytes_max: int) -> bytes:
+async def _read_body(answer: Streamed, bytes_max: int) -> bytes:
     body = b""
     async for piece in answer.pieces:
         body += piece
@@ -230,5 +232,5 @@ async def _whole(answer: Streamed, bytes_max: int) -> bytes:
     return body
 
 
-async def _alone(event: RemoteEvent) -> AsyncIterator[Numbered]:
+async def _single_event(event: RemoteEvent) -> AsyncIterator[NumberedEvent]:
     yield None, event

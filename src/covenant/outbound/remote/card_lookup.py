@@ -1,11 +1,12 @@
 """Finds an agent's card from the card's own address, the agent's, or its host's.
 
-| what was given           | where is looked, until there is a card                                              |
+| given address            | places, in this order, until one has a card                                         |
 |--------------------------|-------------------------------------------------------------------------------------|
 | `https://h/x/card.json`  | there                                                                               |
 | `https://h`, `https://h/`| `/.well-known/agent-card.json`, `/agent-card.json`                                  |
 | `https://h/a/agent`      | `/a/agent/agent-card.json`, `/a/agent/.well-known/agent-card.json`, and the host's  |
-|                          | `/.well-known/agent-card.json`, if that names the address given: others are there   |
+|                          | `/.well-known/agent-card.json`, if that card names the given address: the host may  |
+|                          | have other agents                                                                   |
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from covenant.outbound.urls import InvalidUrl, Location, read_url
 from covenant.wire.a2a.card_codec import BadCard, read_card, v1_fields
 
 WELL_KNOWN: Final = "/.well-known/agent-card.json"
-BESIDE: Final = "/agent-card.json"
+AGENT_CARD: Final = "/agent-card.json"
 ABSENT: Final = frozenset({400, 404, 405, 410, 501})
 _ASKING: Final = {"accept": "application/json", "a2a-version": "1.0"}
 RANK: Final = {
@@ -40,7 +41,7 @@ RANK: Final = {
     (GRPC, "1.0"): 4,
     (GRPC, "0.3"): 5,
 }
-_OTHER: Final = {"1.0": "0.3", "0.3": "1.0"}
+_OTHER_VERSION: Final = {"1.0": "0.3", "0.3": "1.0"}
 CARD_S: Final = 300.0
 FAILURE_S: Final = 30.0
 CARDS_MAX: Final = 1_000
@@ -54,16 +55,16 @@ def card_urls(url: str) -> tuple[str, ...]:
     if path.endswith(".json"):
         return (location.url,)
     if path in ("", "/"):
-        return (f"{root}{WELL_KNOWN}", f"{root}{BESIDE}")
+        return (f"{root}{WELL_KNOWN}", f"{root}{AGENT_CARD}")
     agent = f"{root}{path.rstrip('/')}"
-    return (f"{agent}{BESIDE}", f"{agent}{WELL_KNOWN}", f"{root}{WELL_KNOWN}")
+    return (f"{agent}{AGENT_CARD}", f"{agent}{WELL_KNOWN}", f"{root}{WELL_KNOWN}")
 
 
 async def find_card(fetcher: Fetcher, url: str, credentials: Credentials) -> RemoteCard:
     """Raises NoCard, RemoteRefused if it may not be seen, BadCard, AddressRefused and CallFailed."""
     places = card_urls(url)
     status: int | None = None
-    no_json: BadCard | None = None
+    not_json: BadCard | None = None
     for place in places:
         answer = await fetcher.fetch("GET", place, headers={**_ASKING, **credentials.headers(place)})
         status = answer.status
@@ -75,13 +76,13 @@ async def find_card(fetcher: Fetcher, url: str, credentials: Credentials) -> Rem
             if bad.field != "card":
                 raise
             # A page for people, as many servers have for every path.
-            no_json = no_json or bad
+            not_json = not_json or bad
             continue
-        if len(places) == 3 and place == places[-1] and not _names(card, url):
+        if len(places) == 3 and place == places[-1] and not _lists_interface(card, url):
             continue
         return card
-    if no_json is not None:
-        raise no_json
+    if not_json is not None:
+        raise not_json
     raise NoCard(f"there is no agent card for {url}; looked at {', '.join(places)}", status=status)
 
 
@@ -89,21 +90,21 @@ def _card(answer: Fetched) -> RemoteCard:
     status = answer.status
     if status in (401, 403):
         code: RefusalCode = "unauthenticated" if status == 401 else "forbidden"
-        words = "needs a credential" if status == 401 else "is not for this credential"
-        raise RemoteRefused(code, f"the card at {answer.url} {words} (HTTP {status})", status=status)
+        why = "needs a credential" if status == 401 else "is not for this credential"
+        raise RemoteRefused(code, f"the card at {answer.url} {why} (HTTP {status})", status=status)
     if not 200 <= status < 300:
-        said = error_text(answer.body)
-        words = f"was refused: {said} (HTTP {status})" if said else f"was answered with HTTP {status}"
-        raise RemoteRefused("unavailable", f"the card at {answer.url} {words}", status=status, remote_message=said)
+        error = error_text(answer.body)
+        why = f"was refused: {error} (HTTP {status})" if error else f"was answered with HTTP {status}"
+        raise RemoteRefused("unavailable", f"the card at {answer.url} {why}", status=status, remote_message=error)
     return read_card(answer.body, answer.url)
 
 
-def _names(card: RemoteCard, url: str) -> bool:
+def _lists_interface(card: RemoteCard, url: str) -> bool:
     wanted = _read(url).url.rstrip("/")
-    return any(_same(interface.url, wanted) for interface in card.interfaces)
+    return any(_is_same_url(interface.url, wanted) for interface in card.interfaces)
 
 
-def _same(url: str, wanted: str) -> bool:
+def _is_same_url(url: str, wanted: str) -> bool:
     try:
         return read_url(url).url.rstrip("/") == wanted
     except InvalidUrl:
@@ -179,17 +180,19 @@ async def _keys(fetcher: Fetcher, url: str) -> dict[str, Any]:
     return {"keys": [key for key in listed if isinstance(key, dict)] if isinstance(listed, list) else []}
 
 
-def choose_interfaces(card: RemoteCard | None, url: str, at_home: Callable[[str], bool]) -> tuple[RemoteInterface, ...]:
+def choose_interfaces(
+    card: RemoteCard | None, url: str, is_own_origin: Callable[[str], bool]
+) -> tuple[RemoteInterface, ...]:
     """The interfaces to try, the best first. `url` is what the caller named: the address, where no card has another.
 
     `RANK` has the order of bindings and versions; those at the caller's origin before others.
     Servers do not always speak the version of their card, so a JSON-RPC address is also tried in the other dialect.
-    `at_home` says whether a URL is at the origin that the caller named. Raises NoCard.
+    `is_own_origin` says whether a URL is at the origin that the caller named. Raises NoCard.
     """
     offered = card.interfaces if card is not None else ()
     known = sorted(
         (interface for interface in offered if (interface.binding, interface.version) in RANK),
-        key=lambda interface: (not at_home(interface.url), RANK[interface.binding, interface.version]),
+        key=lambda interface: (not is_own_origin(interface.url), RANK[interface.binding, interface.version]),
     )
     if not known and card is not None and (offered or card.url == url):
         names = ", ".join(f"{interface.binding} {interface.version}" for interface in offered) or "none"
@@ -199,7 +202,7 @@ def choose_interfaces(card: RemoteCard | None, url: str, at_home: Callable[[str]
     tried = [interface for interface in known if interface.binding != GRPC] or known
     spoken = {(interface.url, interface.version) for interface in tried if interface.binding == JSONRPC}
     for interface in tuple(tried):
-        other = _OTHER[interface.version]
+        other = _OTHER_VERSION[interface.version]
         if interface.binding == JSONRPC and (interface.url, other) not in spoken:
             tried.append(RemoteInterface(url=interface.url, binding=JSONRPC, version=other))
             spoken.add((interface.url, other))
@@ -209,7 +212,7 @@ def choose_interfaces(card: RemoteCard | None, url: str, at_home: Callable[[str]
 @dataclass(frozen=True, slots=True)
 class _CachedCard:
     until_s: float
-    what: RemoteCard | CovenantError
+    outcome: RemoteCard | CovenantError
 
 
 class CardCache:
@@ -237,9 +240,9 @@ class CardCache:
         """The card under this key, fetched if need be. Raises what fetching it raised."""
         kept = self._kept.get(key)
         if kept is not None and kept.until_s > self._clock():
-            if isinstance(kept.what, RemoteCard):
-                return kept.what
-            raise kept.what.with_traceback(None)
+            if isinstance(kept.outcome, RemoteCard):
+                return kept.outcome
+            raise kept.outcome.with_traceback(None)
         # A running fetch belongs to the event loop that started it.
         return await self._flights.join((key, id(asyncio.get_running_loop())), lambda: self._fetch(key, fetch))
 
@@ -257,11 +260,11 @@ class CardCache:
         self._keep(key, card, CARD_S)
         return card
 
-    def _keep(self, key: str, what: RemoteCard | CovenantError, for_s: float) -> None:
+    def _keep(self, key: str, outcome: RemoteCard | CovenantError, for_s: float) -> None:
         self._kept.pop(key, None)
         if len(self._kept) >= self._cards_max:
             self._kept.pop(next(iter(self._kept)))
-        self._kept[key] = _CachedCard(self._clock() + for_s, what)
+        self._kept[key] = _CachedCard(self._clock() + for_s, outcome)
 
     def _prune(self) -> None:
         now_s = self._clock()

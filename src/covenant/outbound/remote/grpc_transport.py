@@ -31,7 +31,7 @@ from covenant.outbound.remote.a2a_transport import (
     STREAM_BYTES_MAX,
     A2ATransport,
     Request,
-    Told,
+    StreamItem,
     decoded,
 )
 from covenant.outbound.remote.remote_registry import Credentials
@@ -64,7 +64,7 @@ _METHODS: Final[dict[tuple[str, str], tuple[type[Message], type[Message]]]] = {
 """By version and name: the types of the request and the answer."""
 
 
-def place_of(url: str) -> str:
+def grpc_url(url: str) -> str:
     """The address as a URL: cards write `host:port`, or one of several schemes."""
     scheme, separator, rest = url.partition("://")
     if not separator:
@@ -87,9 +87,9 @@ class GrpcTransport(A2ATransport):
         """`channel`: carries the calls in place of the network."""
         super().__init__(interface)
         self._guard, self._observer = fetcher.guard, fetcher.observer
-        self._place = place_of(interface.url)
+        self._url = grpc_url(interface.url)
         self._own_channel = channel
-        secrets = credentials.headers(self._place, card)
+        secrets = credentials.headers(self._url, card)
         check_headers(secrets)
         self._secrets = {name.lower(): value for name, value in secrets.items()}
 
@@ -99,7 +99,7 @@ class GrpcTransport(A2ATransport):
         async with self._channel() as channel:
             call = channel.unary_unary(
                 _path(self.interface.version, request.operation),
-                request_serializer=_written(request_type),
+                request_serializer=_serializer(request_type),
                 response_deserializer=response_type.FromString,
             )
             with self._observed(request, headers) as observe:
@@ -108,20 +108,20 @@ class GrpcTransport(A2ATransport):
                 return answer
 
     @asynccontextmanager
-    async def _stream(self, request: Request, headers: Mapping[str, str]) -> AsyncIterator[AsyncIterator[Told]]:
+    async def _stream(self, request: Request, headers: Mapping[str, str]) -> AsyncIterator[AsyncIterator[StreamItem]]:
         async with self._channel() as channel:
             yield self._frames(channel, request, headers)
 
-    async def _frames(self, channel: Any, request: Request, headers: Mapping[str, str]) -> AsyncIterator[Told]:
+    async def _frames(self, channel: Any, request: Request, headers: Mapping[str, str]) -> AsyncIterator[StreamItem]:
         request_type, response_type = _METHODS[self.interface.version, request.operation]
         call = channel.unary_stream(
             _path(self.interface.version, request.operation),
-            request_serializer=_written(request_type),
+            request_serializer=_serializer(request_type),
             response_deserializer=response_type.FromString,
         )
         seen = 0
         with self._observed(request, headers) as observe:
-            async for message in _read(aiter(call(request.params, metadata=self._metadata(headers)))):
+            async for message in _messages(aiter(call(request.params, metadata=self._metadata(headers)))):
                 if message is None:
                     yield None
                     continue
@@ -137,7 +137,7 @@ class GrpcTransport(A2ATransport):
         """A context around one call. It yields a function that must be called with each answer."""
         record = None
         if self._observer is not None:
-            url = f"{self._place}{_path(self.interface.version, request.operation)}"
+            url = f"{self._url}{_path(self.interface.version, request.operation)}"
             record = self._observer.sent("gRPC", url, dict(self._metadata(headers)), request.params)
         answered = False
 
@@ -158,10 +158,7 @@ class GrpcTransport(A2ATransport):
         except grpc.aio.AioRpcError as error:
             code = error.code()
             answer({"grpc-status": f"{code.value[0]} {code.name}", "grpc-message": one_line(error.details() or "")})
-            raise _trouble(error) from error
-        finally:
-            if record is not None:
-                record.ended()
+            raise _call_error(error) from error
 
     def _metadata(self, headers: Mapping[str, str]) -> list[tuple[str, str]]:
         version = [("a2a-version", self._codec.version)] if self._codec.version is not None else []
@@ -172,7 +169,7 @@ class GrpcTransport(A2ATransport):
         if self._own_channel is not None:
             yield self._own_channel
             return
-        target = await self._guard.check(f"{self._place}/")
+        target = await self._guard.check(f"{self._url}/")
         async with _channel_to(target) as channel:
             await _connected(channel)
             yield channel
@@ -209,7 +206,7 @@ def _channel_to(target: CheckedTarget) -> Any:
     return grpc.aio.insecure_channel(where, options=options)
 
 
-async def _read(messages: AsyncIterator[Message]) -> AsyncIterator[Message | None]:
+async def _messages(messages: AsyncIterator[Message]) -> AsyncIterator[Message | None]:
     """The messages, and None each time that the stream is quiet."""
     reading = asyncio.ensure_future(anext(messages, None))
     try:
@@ -230,7 +227,7 @@ def _path(version: str, method: str) -> str:
     return f"/{SERVICES[version].full_name}/{method}"
 
 
-def _written(kind: type[Message]) -> Any:
+def _serializer(kind: type[Message]) -> Any:
     def write(params: bytes) -> bytes:
         # Fields of the other bindings that this version of the messages does not have are left out.
         return Parse(params, kind(), ignore_unknown_fields=True).SerializeToString()
@@ -250,7 +247,7 @@ def _json(message: Message) -> bytes:
     return MessageToJson(message, indent=None).encode()
 
 
-def _trouble(error: grpc.aio.AioRpcError) -> RemoteRefused | CallFailed:
+def _call_error(error: grpc.aio.AioRpcError) -> RemoteRefused | CallFailed:
     name, details = error.code().name, one_line(error.details() or "")
     if name == "UNAVAILABLE":
         return CallFailed("connection_lost", "the connection broke", detail=details)

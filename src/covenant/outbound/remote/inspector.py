@@ -1,9 +1,8 @@
-"""Inspecting an agent: one A2A request, as an operator wrote it, with every frame and its breaches of the
+"""Inspecting an agent: sends one A2A request, as an operator wrote it, and shows every frame and its breaches of the
 specification.
 
-The request goes over the client's own transports, through the fetcher that it is given, and nothing is repeated: the
-operator sees exactly the agent's answer. Everything is bounded: the time, the frames, the bytes of each answer and of
-all.
+The request goes over the transports of `remote_client`, and nothing is repeated: the operator sees exactly the agent's
+answer. Everything is bounded: the time, the frames, the bytes of each answer and of all answers together.
 """
 
 from __future__ import annotations
@@ -29,12 +28,18 @@ from covenant.outbound.outbound_settings import OutboundSettings
 from covenant.outbound.remote.a2a_transport import EVENT_BYTES_MAX, A2ATransport, HttpTransport
 from covenant.outbound.remote.card_lookup import CardSignature, check_signature, find_card
 from covenant.outbound.remote.remote_client import KEY_HEADER
-from covenant.outbound.remote.remote_registry import Credentials, place_of
+from covenant.outbound.remote.remote_registry import Credentials, host_and_port
 from covenant.outbound.remote.remote_task import RemoteTaskView
 from covenant.wire.a2a.card_codec import BadCard
 from covenant.wire.a2a.conformance import FORMS, GRPC_TYPE, FrameChecks, Phase, RecordedFrame, media_type
 from covenant.wire.a2a.dialects import dialect_of
-from covenant.wire.frame_redaction import TEXT_CHARS_MAX, redact_answered, redact_body, redact_sent, secrets_in
+from covenant.wire.frame_redaction import (
+    TEXT_CHARS_MAX,
+    redact_answer_headers,
+    redact_body,
+    redact_request_headers,
+    secrets_in,
+)
 from covenant.wire.sse import EventReader
 
 if TYPE_CHECKING:
@@ -68,14 +73,14 @@ class FrameRecorder:
         return len(self.frames) >= FRAMES_MAX or self._bytes >= FRAME_BYTES_MAX
 
     def sent(self, method: str, url: str, headers: Mapping[str, str], content: bytes) -> _Answer:
-        place = urlsplit(url)
-        frame = self.add("out", f"{method} {place.path}")
-        frame.headers = {"host": place.netloc, **headers}
+        parts = urlsplit(url)
+        frame = self.add("out", f"{method} {parts.path}")
+        frame.headers = {"host": parts.netloc, **headers}
         self.keep(frame, content)
         return _Answer(self)
 
     def add(self, direction: Literal["in", "out"], what: str, *, event: bool = False) -> RecordedFrame:
-        frame = RecordedFrame(self._now_ms(), direction, what, of=self.phase, event=event)
+        frame = RecordedFrame(self._now_ms(), direction, what, phase=self.phase, event=event)
         if len(self.frames) < FRAMES_MAX:
             self.frames.append(frame)
         return frame
@@ -113,9 +118,6 @@ class _Answer:
             self._recorder.keep(self._recorder.add("in", "message", event=True), piece)
         elif self._frame is not None:
             self._recorder.keep(self._frame, piece)
-
-    def ended(self) -> None:
-        """The frames as they were received."""
 
 
 class InspectedCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,7 +180,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     truncated: bool = False
 
 
-class _Inspected:
+class _InspectionRun:
     """One inspection under way, and what is known so far."""
 
     def __init__(self, call: InspectedCall, recorder: FrameRecorder, fetcher: Fetcher, channel: object) -> None:
@@ -206,7 +208,7 @@ class _Inspected:
         else:
             assert call.task_id is not None
             ask = transport.get if call.method == "get" else transport.cancel
-            self._take(await ask(call.task_id))
+            self._add_event(await ask(call.task_id))
 
     def _transport(self, interface: RemoteInterface, credentials: Credentials) -> A2ATransport:
         if interface.binding != GRPC:
@@ -252,22 +254,22 @@ class _Inspected:
         self.turns.append(InspectedTurn(role="user", text=plain_text(call.parts)[:TURN_CHARS_MAX]))
         headers = {KEY_HEADER: call.key} if call.key is not None else {}
         if not call.stream:
-            self._take(await transport.send(SendMessage(message=message), headers, int(INSPECTION_S * 1000)))
+            self._add_event(await transport.send(SendMessage(message=message), headers, int(INSPECTION_S * 1000)))
             return
         async with transport.stream(SendMessage(message=message), headers) as events:
-            async for told in events:
-                if told is not None:
-                    self._take(told[1])
+            async for item in events:
+                if item is not None:
+                    self._add_event(item[1])
                 if self.recorder.full:
                     self.cut = True
                     return
 
-    def _take(self, event: RemoteEvent) -> None:
+    def _add_event(self, event: RemoteEvent) -> None:
         for new in self.view.take(event):
             if isinstance(new, RemoteStatus) and new.message is not None:
-                self._say(plain_text(new.message.parts))
+                self._add_turn(plain_text(new.message.parts))
 
-    def _say(self, text: str) -> None:
+    def _add_turn(self, text: str) -> None:
         view = self.view
         turn = InspectedTurn(
             role="agent",
@@ -284,12 +286,12 @@ class _Inspected:
     def conversation(self) -> tuple[InspectedTurn, ...]:
         view = self.view
         if view.known:
-            self._say(answer_text(view.state, view.message, view.artifacts, view.history))
+            self._add_turn(answer_text(view.state, view.message, view.artifacts, view.history))
         return tuple(self.turns)
 
 
 class Inspector:
-    """Inspects one agent at a time for each of a few operators."""
+    """At most `INSPECTIONS_MAX` inspections run at once."""
 
     def __init__(self, fetcher: Fetcher, limits: OutboundSettings, now_ms: Callable[[], int]) -> None:
         self._fetcher = fetcher
@@ -313,9 +315,9 @@ class Inspector:
         self._running += 1
         recorder, started_s = FrameRecorder(self._now_ms), time.monotonic()
         # Without the network there is no address to check.
-        source = self._fetcher if transport is None else self._fetcher.allowing(place_of(call.url))
+        source = self._fetcher if transport is None else self._fetcher.allowing(host_and_port(call.url))
         fetcher = source.observed(recorder, self._limits, transport)
-        under_way = _Inspected(call, recorder, fetcher, channel)
+        under_way = _InspectionRun(call, recorder, fetcher, channel)
         try:
             error = await _run(under_way)
         finally:
@@ -326,7 +328,7 @@ class Inspector:
         return await asyncio.to_thread(_inspection_of, under_way, error, took_ms)
 
 
-async def _run(under_way: _Inspected) -> str | None:
+async def _run(under_way: _InspectionRun) -> str | None:
     """Why there is no readable answer; None if there is one."""
     try:
         async with asyncio.timeout(INSPECTION_S):
@@ -342,7 +344,7 @@ async def _run(under_way: _Inspected) -> str | None:
     return None
 
 
-def _inspection_of(under_way: _Inspected, error: str | None, took_ms: int) -> Inspection:
+def _inspection_of(under_way: _InspectionRun, error: str | None, took_ms: int) -> Inspection:
     call, recorder = under_way.call, under_way.recorder
     FrameChecks(
         FORMS[dialect_of(call.version, call.binding)],
@@ -351,7 +353,7 @@ def _inspection_of(under_way: _Inspected, error: str | None, took_ms: int) -> In
         stream=call.stream and call.method == "send",
         task_alone=call.method in ("get", "cancel"),
     ).run(cut=under_way.cut)
-    given, card = secrets_in(call.headers), under_way.card
+    secrets, card = secrets_in(call.headers), under_way.card
     findings = [
         ConformanceFinding(rule=rule, text=text, frame=at)
         for at, frame in enumerate(recorder.frames)
@@ -363,7 +365,7 @@ def _inspection_of(under_way: _Inspected, error: str | None, took_ms: int) -> In
         card=card.fields if card is not None else None,
         signature=under_way.signature,
         conversation=under_way.conversation(),
-        frames=tuple(_shown(frame, given) for frame in recorder.frames),
+        frames=tuple(_inspected_frame(frame, secrets) for frame in recorder.frames),
         findings=tuple(findings),
         took_ms=took_ms,
         error=error,
@@ -371,15 +373,15 @@ def _inspection_of(under_way: _Inspected, error: str | None, took_ms: int) -> In
     )
 
 
-def _shown(frame: RecordedFrame, given: tuple[str, ...]) -> InspectedFrame:
+def _inspected_frame(frame: RecordedFrame, secrets: tuple[str, ...]) -> InspectedFrame:
     out = frame.direction == "out"
     return InspectedFrame(
         at_ms=frame.at_ms,
         direction=frame.direction,
         what=frame.what,
-        text=redact_body(bytes(frame.body), given, public=frame.of != "call"),
+        text=redact_body(bytes(frame.body), secrets, public=frame.phase != "call"),
         status=frame.status,
-        headers=redact_sent(frame.headers) if out else redact_answered(frame.headers, given),
+        headers=redact_request_headers(frame.headers) if out else redact_answer_headers(frame.headers, secrets),
         findings=tuple(f"{rule}: {text}" for rule, text in frame.findings),
         truncated=frame.cut or len(frame.body) > TEXT_CHARS_MAX,
     )

@@ -266,7 +266,7 @@ class RemoteStream:
 
     @property
     def cancel_note(self) -> str:
-        """Whether the remote was stopped to stop, as the end of a sentence; empty if there was no task to stop."""
+        """Whether the remote was told to stop, as the end of a sentence; empty if there was no task to stop."""
         stopped = self._follower.canceled
         if stopped is None:
             return ""

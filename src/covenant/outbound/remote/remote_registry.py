@@ -31,7 +31,7 @@ from covenant.wire.json_input import decode
 FILE: Final = "a2a_agents.json"
 FILE_BYTES_MAX: Final = 1024 * 1024
 # A card may name the header of its API key, but not one that means something else to us.
-TAKEN: Final = frozenset(
+RESERVED_HEADERS: Final = frozenset(
     """
     accept a2a-extensions a2a-version content-type cookie covenant-chain covenant-deadline-ms covenant-depth
     idempotency-key last-event-id traceparent tracestate user-agent
@@ -54,17 +54,17 @@ class RemoteEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def token(self, environment: Mapping[str, str]) -> str | None:
         return self.auth.secret(environment) if self.auth is not None else None
 
-    def missing(self, environment: Mapping[str, str]) -> str | None:
+    def missing_variable(self, environment: Mapping[str, str]) -> str | None:
         """The environment variable that should hold the token and is not set."""
         return self.auth.token_env if self.auth is not None and self.token(environment) is None else None
 
     @property
-    def place(self) -> str:
+    def host_and_port(self) -> str:
         """Host and port, in the form of `outbound.allow`. The operator wrote the entry, so this place may be called."""
-        return place_of(self.url)
+        return host_and_port(self.url)
 
 
-def place_of(url: str) -> str:
+def host_and_port(url: str) -> str:
     """Host and port. Raises InvalidUrl."""
     location = read_url(url)
     return f"{host_text(location.host)}:{location.port}"
@@ -86,7 +86,7 @@ class RemoteRegistry:
         self._on_read = on_read
         self._stamp: tuple[int, int, int] | None = None
         self._entries: dict[str, RemoteEntry] = {}
-        self._wrong: dict[str, str] = {}
+        self._problems: dict[str, str] = {}
         self._unreadable: str | None = None
 
     def __iter__(self) -> Iterator[str]:
@@ -97,20 +97,20 @@ class RemoteRegistry:
     def problems(self) -> Mapping[str, str]:
         """The problems, by the name of the entry or of the file."""
         self._refresh()
-        return {self.path.name: self._unreadable} if self._unreadable is not None else dict(self._wrong)
+        return {self.path.name: self._unreadable} if self._unreadable is not None else dict(self._problems)
 
     def has(self, name: str) -> bool:
         """False only if the file can be read and has no entry of this name."""
         self._refresh()
-        return self._unreadable is not None or name in self._wrong or name in self._entries
+        return self._unreadable is not None or name in self._problems or name in self._entries
 
     def entry(self, name: str) -> RemoteEntry:
         """Raises NotFound for an unknown name, and Invalid for an entry that cannot be used."""
         self._refresh()
         if self._unreadable is not None:
             raise Invalid("bad_registry", self._unreadable)
-        if name in self._wrong:
-            raise Invalid("bad_registry", self._wrong[name])
+        if name in self._problems:
+            raise Invalid("bad_registry", self._problems[name])
         entry = self._entries.get(name)
         if entry is None:
             known = ", ".join(sorted(self._entries)) or "none"
@@ -158,7 +158,7 @@ class RemoteRegistry:
         try:
             found = os.stat(self.path)  # noqa: PTH116  (one system call, on the way of every call)
         except FileNotFoundError:
-            self._stamp, self._entries, self._wrong, self._unreadable = None, {}, {}, None
+            self._stamp, self._entries, self._problems, self._unreadable = None, {}, {}, None
             return
         stamp = (found.st_mtime_ns, found.st_size, found.st_ino)
         if stamp != self._stamp:
@@ -167,7 +167,7 @@ class RemoteRegistry:
             self._on_read(self)
 
     def _read(self) -> None:
-        self._entries, self._wrong, self._unreadable = {}, {}, None
+        self._entries, self._problems, self._unreadable = {}, {}, None
         try:
             data = self.path.read_bytes()
             if len(data) > FILE_BYTES_MAX:
@@ -181,14 +181,14 @@ class RemoteRegistry:
                 entry = msgspec.convert(fields, RemoteEntry)
                 read_url(entry.url)
             except msgspec.ValidationError as error:
-                self._refuse(name, explain_invalid(str(error), RemoteEntry))
+                self._note_problem(name, explain_invalid(str(error), RemoteEntry))
             except InvalidUrl as error:
-                self._refuse(name, f"/url: {error}")
+                self._note_problem(name, f"/url: {error}")
             else:
                 self._entries[name] = entry
 
-    def _refuse(self, name: str, why: str) -> None:
-        self._wrong[name] = f"{self.path}: the entry {name!r} cannot be used: {why}"
+    def _note_problem(self, name: str, why: str) -> None:
+        self._problems[name] = f"{self.path}: the entry {name!r} cannot be used: {why}"
 
 
 def _unknown(name: str) -> NotFound:
@@ -220,7 +220,7 @@ class Credentials:
         return "Credentials(…)"
 
     @property
-    def given(self) -> bool:
+    def has_secret(self) -> bool:
         return self._token is not None or bool(self._headers)
 
     def covers(self, url: str) -> bool:
@@ -237,7 +237,7 @@ class Credentials:
             return dict(self._headers)
         header, value = "authorization", f"Bearer {self._token}"
         for wanted in card.credentials[:1] if card is not None else ():
-            if wanted.header is not None and wanted.header.lower() not in TAKEN:
+            if wanted.header is not None and wanted.header.lower() not in RESERVED_HEADERS:
                 header, value = wanted.header.lower(), self._token
         return {header: value, **self._headers}
 

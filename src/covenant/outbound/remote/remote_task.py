@@ -86,8 +86,8 @@ class RemoteTaskView:
             case RemoteStatus():
                 yield from self._status(event)
             case RemoteArtifact():
-                self._name(event.task_id, event.context_id)
-                self._write(event.update)
+                self._set_ids(event.task_id, event.context_id)
+                self._apply(event.update)
                 yield event
 
     def lacks(self, task: RemoteTask) -> bool:
@@ -98,14 +98,14 @@ class RemoteTaskView:
             for made in task.artifacts
         )
 
-    def _name(self, task_id: str, context_id: str | None) -> None:
+    def _set_ids(self, task_id: str, context_id: str | None) -> None:
         self.task_id = self.task_id or task_id or None
         self.context_id = self.context_id or context_id
 
     def _snapshot(self, task: RemoteTask) -> Iterator[RemoteEvent]:
         first = self.task_id is None
         changed = (self.state, self.message) != (task.state, task.message)
-        self._name(task.task_id, task.context_id)
+        self._set_ids(task.task_id, task.context_id)
         self.history = task.history or self.history
         self.metadata |= task.metadata or {}
         self._report(task.metadata, task.message)
@@ -115,7 +115,7 @@ class RemoteTaskView:
             draft = self._drafts.get(artifact.artifact_id)
             update = new_update(draft.artifact() if draft is not None else None, artifact)
             if update is not None:
-                self._write(update)
+                self._apply(update)
                 yield RemoteArtifact(task_id=task.task_id, context_id=task.context_id, update=update)
         # The end of a task comes after its artifacts.
         if not self.state.terminal:
@@ -132,7 +132,7 @@ class RemoteTaskView:
     def _status(self, status: RemoteStatus) -> Iterator[RemoteEvent]:
         if self.state.terminal:
             return
-        self._name(status.task_id, status.context_id)
+        self._set_ids(status.task_id, status.context_id)
         self.state, self.message = status.state, status.message
         self.metadata |= status.metadata or {}
         self._report(status.metadata, status.message)
@@ -143,18 +143,18 @@ class RemoteTaskView:
             if fields:
                 self._reported = larger_usage(self._reported, usage_in(fields))
 
-    def _write(self, update: ArtifactUpdate) -> None:
+    def _apply(self, update: ArtifactUpdate) -> None:
         draft = self._drafts.get(update.artifact_id)
         if draft is None or not update.append:
             # A replaced artifact keeps its place among the others.
             self._drafts[update.artifact_id] = draft = ArtifactBuilder(update)
-        draft.add(replace(update, parts=_spoken(update.parts)))
+        draft.add(replace(update, parts=_without_empty_texts(update.parts)))
 
 
 def check_task(event: RemoteEvent, task_id: str | None) -> None:
     if task_id is not None and event.task_id and event.task_id != task_id:
-        told = f"the remote told of task {one_line(event.task_id)} instead of task {task_id}"
-        raise RemoteRefused("bad_answer", told, task_id=task_id)
+        why = f"the remote reported task {one_line(event.task_id)} instead of task {task_id}"
+        raise RemoteRefused("bad_answer", why, task_id=task_id)
 
 
 def new_update(before: Artifact | None, now: Artifact) -> ArtifactUpdate | None:
@@ -165,11 +165,11 @@ def new_update(before: Artifact | None, now: Artifact) -> ArtifactUpdate | None:
     old = before.parts
     if parts == old:
         return None
-    more = _beyond(old, parts)
+    more = _rest_after(old, parts)
     return _update(now, parts if more is None else more, append=more is not None)
 
 
-def _beyond(old: tuple[Content, ...], new: tuple[Content, ...]) -> tuple[Content, ...] | None:
+def _rest_after(old: tuple[Content, ...], new: tuple[Content, ...]) -> tuple[Content, ...] | None:
     """What follows `old` in `new`; None if `new` does not begin with it."""
     if new[: len(old)] == old:
         return new[len(old) :]
@@ -195,13 +195,13 @@ def _update(artifact: Artifact, parts: tuple[Content, ...], *, append: bool) -> 
 
 def _joined(content: Sequence[Content]) -> tuple[Content, ...]:
     """Consecutive plain texts as one, without empty ones."""
-    update = ArtifactUpdate("", _spoken(content))
+    update = ArtifactUpdate("", _without_empty_texts(content))
     builder = ArtifactBuilder(update)
     builder.add(update)
     return builder.parts()
 
 
-def _spoken(content: Sequence[Content]) -> tuple[Content, ...]:
+def _without_empty_texts(content: Sequence[Content]) -> tuple[Content, ...]:
     return tuple(part for part in content if not is_plain(part) or part.text)
 
 

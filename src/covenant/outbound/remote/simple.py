@@ -103,13 +103,13 @@ async def fetch_agent_card(
     """
     base = base_url.rstrip("/")
     # Callers may see and call different things, so the cache key has the token and what is allowed.
-    whose = hashlib.sha256("\0".join((token or "", *allow_private)).encode()).hexdigest()
+    caller = hashlib.sha256("\0".join((token or "", *allow_private)).encode()).hexdigest()
 
     async def fetch() -> RemoteCard:
         async with _opened(fetcher, allow_private) as opened:
             return await _fetch_card(opened, base, token)
 
-    return await cache.get(f"{base} {whose} {id(fetcher) if fetcher is not None else ''}", fetch)
+    return await cache.get(f"{base} {caller} {id(fetcher) if fetcher is not None else ''}", fetch)
 
 
 async def discover_agent(base_url: str, **options: Any) -> RemoteCard | None:

@@ -24,14 +24,14 @@ from covenant.model.errors import CovenantError
 from covenant.model.rate_limits import Backoff
 from covenant.model.task_view import RemoteArtifact, RemoteEvent, RemoteStatus, RemoteTask
 from covenant.outbound.call_errors import CallFailed, OutcomeUnknown, RemoteRefused
-from covenant.outbound.remote.a2a_transport import A2ATransport, Numbered, Told
+from covenant.outbound.remote.a2a_transport import A2ATransport, NumberedEvent, StreamItem
 from covenant.outbound.remote.remote_task import RemoteTaskView
 
 log = logging.getLogger(__name__)
 
 FAILURES_MAX: Final = 8
 """How many failures in a row, without an answer in between, end the call."""
-FRUITLESS_MAX: Final = 3
+EMPTY_STREAMS_MAX: Final = 3
 """After this many resumed streams in a row without an event, the task is polled."""
 RESENDS_MAX: Final = 5
 FIRST_PAUSE_S: Final = 0.25
@@ -62,7 +62,7 @@ class TaskFollower:
     """`events` may be read once. A caller that leaves it early uses `cancel` if the remote is to stop."""
 
     def __init__(self, transports: Callable[[], Iterator[A2ATransport]], outgoing: OutgoingMessage) -> None:
-        """`lines`: the transports to the remote, the best first."""
+        """`transports` gives the transports to the remote, the best first."""
         self.known = RemoteTaskView()
         self.transport: A2ATransport | None = None
         self.canceled: bool | None = None
@@ -70,15 +70,15 @@ class TaskFollower:
         self._transports = transports
         self._outgoing = outgoing
         self._streaming = outgoing.streaming
-        self._stood_at: str | None = None
+        self._last_number: str | None = None
         self._failures = 0
-        self._fruitless = 0
+        self._empty_streams = 0
         self._polls = 0
         self._retry_after_s: float | None = None
         self._sending: asyncio.Task[RemoteEvent] | None = None
         self._unanswered = False
         """Whether a stream was asked for and nothing of it has arrived yet."""
-        self._unsure = False
+        self._may_have_repeated = False
         """Whether events may have been received twice."""
 
     async def events(self) -> AsyncGenerator[RemoteEvent]:
@@ -87,12 +87,12 @@ class TaskFollower:
                 yield event
         assert self.transport is not None
         while not self.known.stopped:
-            going_on = self._resume(self.transport) if self._streaming else self._poll(self.transport)
-            async with aclosing(going_on):
-                async for event in going_on:
+            following = self._resume(self.transport) if self._streaming else self._poll(self.transport)
+            async with aclosing(following):
+                async for event in following:
                     yield event
-        if self._unsure and self.known.state.terminal:
-            async with aclosing(self._look_again(self.transport)) as looking:
+        if self._may_have_repeated and self.known.state.terminal:
+            async with aclosing(self._read_once_more(self.transport)) as looking:
                 async for event in looking:
                     yield event
 
@@ -148,7 +148,7 @@ class TaskFollower:
         while True:
             tries += 1
             try:
-                attempt = self._streamed(transport) if self._streaming else self._sent(transport)
+                attempt = self._send_to_stream(transport) if self._streaming else self._send_to_poll(transport)
                 async with aclosing(attempt):
                     async for event in attempt:
                         yield event
@@ -183,14 +183,14 @@ class TaskFollower:
             self._outgoing.troubled(str(trouble))
             await self._pause()
 
-    async def _streamed(self, transport: A2ATransport) -> AsyncGenerator[RemoteEvent]:
+    async def _send_to_stream(self, transport: A2ATransport) -> AsyncGenerator[RemoteEvent]:
         self._unanswered = True
         async with transport.stream(self._outgoing.ask, self._outgoing.headers) as frames:
-            async for event in self._stream_events(self._heard(transport, frames), resumed=False):
+            async for event in self._stream_events(self._watched_frames(transport, frames), resumed=False):
                 self._unanswered = False
                 yield event
 
-    async def _sent(self, transport: A2ATransport) -> AsyncGenerator[RemoteEvent]:
+    async def _send_to_poll(self, transport: A2ATransport) -> AsyncGenerator[RemoteEvent]:
         ask = msgspec.structs.replace(self._outgoing.ask, blocking=False)
         self._sending = asyncio.create_task(transport.send(ask, self._outgoing.headers, self._outgoing.within_ms))
         event = await asyncio.shield(self._sending)
@@ -203,16 +203,18 @@ class TaskFollower:
             for new in self.known.take(await transport.get(ask.message.task_id)):
                 yield new
 
-    async def _stream_events(self, frames: AsyncIterator[Numbered], *, resumed: bool) -> AsyncGenerator[RemoteEvent]:
+    async def _stream_events(
+        self, frames: AsyncIterator[NumberedEvent], *, resumed: bool
+    ) -> AsyncGenerator[RemoteEvent]:
         """The new events of one stream, until it ends."""
         for_more = self._outgoing.ask.message.task_id is not None and not resumed
         async for number, event in frames:
-            if resumed and self._seen(number, event):
+            if resumed and self._was_seen(number, event):
                 continue
             for new in self.known.take(event):
-                self._failures = self._fruitless = 0
+                self._failures = self._empty_streams = 0
                 yield new
-            self._stood_at = number or self._stood_at
+            self._last_number = number or self._last_number
             # A stream of a continued task may begin with the state from before the remote read the message: only later
             # states count, and an artifact shows no state.
             waits = isinstance(event, RemoteTask) and event.state.waits
@@ -220,9 +222,11 @@ class TaskFollower:
             if self.known.stopped and not for_more:
                 return
 
-    async def _heard(self, transport: A2ATransport, told: AsyncIterator[Told]) -> AsyncGenerator[Numbered]:
+    async def _watched_frames(
+        self, transport: A2ATransport, items: AsyncIterator[StreamItem]
+    ) -> AsyncGenerator[NumberedEvent]:
         """The frames. If a quiet stream has missed something, the last one is a snapshot, and polls take over."""
-        async for frame in told:
+        async for frame in items:
             if frame is not None:
                 yield frame
             elif (missed := await self._missed(transport)) is not None:
@@ -231,9 +235,9 @@ class TaskFollower:
                 return
 
     async def _missed(self, transport: A2ATransport) -> RemoteTask | None:
-        """The task, if the stream did not tell all of it."""
+        """The task, if the stream has missed some of it. None while no task is known: an answer may need its time."""
         if self.known.task_id is None:
-            raise CallFailed("timed_out", "the stream told of no event in time")
+            return None
         try:
             task = await transport.get(self.known.task_id)
         except (RemoteRefused, CallFailed) as trouble:
@@ -242,29 +246,29 @@ class TaskFollower:
         self._failures = 0
         return task if self.known.lacks(task) else None
 
-    def _seen(self, number: str | None, event: RemoteEvent) -> bool:
-        if not isinstance(event, RemoteArtifact | RemoteStatus) or number is None or self._stood_at is None:
+    def _was_seen(self, number: str | None, event: RemoteEvent) -> bool:
+        if not isinstance(event, RemoteArtifact | RemoteStatus) or number is None or self._last_number is None:
             return False
-        return number.isdecimal() and self._stood_at.isdecimal() and int(number) <= int(self._stood_at)
+        return number.isdecimal() and self._last_number.isdecimal() and int(number) <= int(self._last_number)
 
     async def _resume(self, transport: A2ATransport) -> AsyncGenerator[RemoteEvent]:
         task_id = self.known.task_id
         assert task_id is not None
-        if self._failures or self._fruitless:
+        if self._failures or self._empty_streams:
             await self._pause()
-        self._fruitless += 1
+        self._empty_streams += 1
         try:
-            async with transport.subscribe(task_id, self._stood_at) as told:
-                frames = self._heard(transport, told)
+            async with transport.subscribe(task_id, self._last_number) as items:
+                frames = self._watched_frames(transport, items)
                 first = await anext(frames, None)
                 if first is None:
                     return
-                if self._stood_at is None and not isinstance(first[1], RemoteTask):
+                if self._last_number is None and not isinstance(first[1], RemoteTask):
                     # Without event numbers and without a snapshot, missed events cannot be known.
                     self._streaming = False
                     return
-                self._unsure = self._unsure or self._stood_at is None
-                async for event in self._stream_events(_again(first, frames), resumed=True):
+                self._may_have_repeated = self._may_have_repeated or self._last_number is None
+                async for event in self._stream_events(_prepend(first, frames), resumed=True):
                     yield event
         except RemoteRefused as refusal:
             self._not_answered(refusal)
@@ -273,9 +277,9 @@ class TaskFollower:
         except CallFailed as failure:
             self._not_answered(failure)
         finally:
-            self._streaming = self._streaming and self._fruitless < FRUITLESS_MAX
+            self._streaming = self._streaming and self._empty_streams < EMPTY_STREAMS_MAX
 
-    async def _look_again(self, transport: A2ATransport) -> AsyncGenerator[RemoteEvent]:
+    async def _read_once_more(self, transport: A2ATransport) -> AsyncGenerator[RemoteEvent]:
         """Reads the task once more; if that fails, the answer is what is known so far."""
         assert self.known.task_id is not None
         with suppress(RemoteRefused, CallFailed):
@@ -325,13 +329,13 @@ class TaskFollower:
         await asyncio.sleep(polls.pause(self._polls, self._outgoing.chance()))
 
     async def _pause(self) -> None:
-        pause_s = AFTER_FAILURES.pause(self._failures + self._fruitless + 1, self._outgoing.chance())
+        pause_s = AFTER_FAILURES.pause(self._failures + self._empty_streams + 1, self._outgoing.chance())
         asked_s, self._retry_after_s = self._retry_after_s, None
         # A remote that asks for a pause gets at least that long.
         await asyncio.sleep(max(pause_s, asked_s or 0.0))
 
 
-async def _again(first: Numbered, rest: AsyncIterator[Numbered]) -> AsyncIterator[Numbered]:
+async def _prepend(first: NumberedEvent, rest: AsyncIterator[NumberedEvent]) -> AsyncIterator[NumberedEvent]:
     yield first
     async for each in rest:
         yield each

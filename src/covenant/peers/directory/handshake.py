@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from itertools import accumulate
 from typing import Final, NamedTuple
 
@@ -51,13 +50,14 @@ from covenant.peers.transport.peer_client import (
     PeerResponse,
     PeerUnavailable,
     call_failed,
-    required,
+    refusal_code,
+    required_address,
 )
 from covenant.seal.envelope import Code, EnvelopeRefused, Header, check, envelope_record, open_checked, replayed
 from covenant.seal.proofs import capabilities_hold, new_challenge, sign_capabilities
 from covenant.seal.purpose_keys import PurposeKey
 from covenant.seal.tokens import Narrowing, issue, token_ids
-from covenant.wire.peers import RECEIVE_PATH, decode, decode_received, decode_refused, encode, type_of
+from covenant.wire.peers import RECEIVE_PATH, decode, decode_received, encode, type_of
 
 log = logging.getLogger(__name__)
 
@@ -70,16 +70,16 @@ FAILURE_MS: Final = 5_000
 """How long a peer that did not answer is not asked again, unless fresh capabilities are needed."""
 STRANGER_MS: Final = 2_000
 """How long we believe that a peer has not verified us: this changes soon when two instances have just met."""
-HANDED_MS: Final = 10_000
+HAND_OUT_AGAIN_MS: Final = 10_000
 """How long a peer that polls has to answer before it is handed the same question again."""
-FETCHED_S: Final = 30.0
+FETCH_WAIT_S: Final = 30.0
 LOOK_AGAIN_S: Final = 0.5
-ASKED_MAX: Final = 5
-"""How often a peer is asked if another daemon of this instance asks at the same time: only the last question counts."""
-CLOCKS: Final = frozenset({"from_future", "stale"})
+QUERIES_MAX: Final = 5
+"""How often a peer is asked if another daemon of this instance asks at the same time."""
+CLOCK_CODES: Final = frozenset({"from_future", "stale"})
 
 
-def answer(
+def capability_response(
     query: CapabilityQuery,
     peer: Peer,
     offering: OfferedProfiles,
@@ -118,11 +118,11 @@ def keys_worth_keeping(known: KeyBundle | None, shown: KeyBundle) -> bool:
     return known is None or shown.issued_at_ms >= known.issued_at_ms + KEYS_EVERY_MS
 
 
-def learned(response: CapabilityResponse, now_ms: int) -> PeerCapabilities:
+def capabilities_of(response: CapabilityResponse, now_ms: int) -> PeerCapabilities:
     fields = {name: getattr(response, name) for name in PeerCapabilities.__struct_fields__}
     sizes = accumulate(len(each.name.encode()) + len(each.description.encode()) + 64 for each in response.profiles)
-    room = zip(response.profiles, sizes, strict=True)
-    fields["profiles"] = tuple(each for each, size in room if size <= PROFILES_BYTES_MAX)
+    sized = zip(response.profiles, sizes, strict=True)
+    fields["profiles"] = tuple(each for each, size in sized if size <= PROFILES_BYTES_MAX)
     fields["expires_at_ms"] = min(response.expires_at_ms, now_ms + BELIEVED_MS_MAX)
     return PeerCapabilities(**fields)
 
@@ -133,13 +133,13 @@ class Handshake(PeerService):
         self._prekey_for = prekey_for
         self._flights: SingleFlight[Peer] = SingleFlight()
         self._failures: dict[InstanceId, tuple[int, CovenantError]] = {}
-        self._handed: dict[InstanceId, tuple[str, int]] = {}
+        self._handed_out: dict[InstanceId, tuple[str, int]] = {}
         self._answered: dict[InstanceId, asyncio.Event] = {}
-        self._shown: dict[InstanceId, tuple[KeyCertificate, ...]] = {}
+        self._certificates_shown: dict[InstanceId, tuple[KeyCertificate, ...]] = {}
         """The certificates that each peer's last answered question was asked under, or older ones."""
-        self._forgetful: set[InstanceId] = set()
-        """Peers that know of more records than our ledger has."""
-        self._lived_on = False
+        self._noted_forgotten: set[InstanceId] = set()
+        """Peers that know of more messages or records than our ledger has; each is noted once."""
+        self._began_epoch = False
         context.unreachable.append(lambda peer: self._monotonic_ms() < self._failures.get(peer, (0, None))[0])
 
     async def stop(self) -> None:
@@ -158,14 +158,14 @@ class Handshake(PeerService):
             if failure is not None and self._monotonic_ms() < until_ms:
                 raise failure.with_traceback(None)
         try:
-            asked = await self.ask(known)
+            answered = await self.ask(known)
         except Refusal as failed:
             self._failures[peer.id] = (self._monotonic_ms() + FAILURE_MS, failed)
             raise
         self._failures.pop(peer.id, None)
-        if asked.capabilities is None:
-            raise Unavailable("no_capabilities", f"{asked.name} has not reported its capabilities yet")
-        return asked.capabilities
+        if answered.capabilities is None:
+            raise Unavailable("no_capabilities", f"{answered.name} has not reported its capabilities yet")
+        return answered.capabilities
 
     def _kept(self, peer: Peer) -> PeerCapabilities | None:
         kept, now_ms = peer.capabilities, self._now_ms()
@@ -184,17 +184,18 @@ class Handshake(PeerService):
 
     async def _ask_once(self, peer: Peer) -> Peer:
         certificates = self._keyring.certificates()
-        asking = self._ask_last if self._address(peer) is not None else self._ask_when_it_fetches
-        asked = await asking(peer)
-        self._shown[peer.id] = certificates
-        return asked
+        ask = self._ask_until_newest if self._address(peer) is not None else self._ask_polling_peer
+        answered = await ask(peer)
+        self._certificates_shown[peer.id] = certificates
+        return answered
 
     def has_shown_keys(self, peer: InstanceId) -> bool:
         """Whether the last question that this peer answered was asked under our present keys."""
-        return self._shown.get(peer) == self._keyring.certificates()
+        return self._certificates_shown.get(peer) == self._keyring.certificates()
 
-    async def _ask_last(self, peer: Peer) -> Peer:
-        for _ in range(ASKED_MAX - 1 if self._context.shared is not None else 0):
+    async def _ask_until_newest(self, peer: Peer) -> Peer:
+        """Asks again if another daemon of this instance has asked since: only the newest challenge counts."""
+        for _ in range(QUERIES_MAX - 1 if self._context.shared is not None else 0):
             try:
                 return await self._ask(peer)
             except Conflict as conflict:
@@ -214,37 +215,41 @@ class Handshake(PeerService):
         return await self._ledger.commit(LearnPeer(id=peer.id, by=self._us, challenge=made))
 
     async def _ask(self, peer: Peer) -> Peer:
-        asked = await self._challenge(peer)
-        response = await self._post(asked, await self._prekey_for(asked))
-        if _code(response) in OTHER_KEYS:
-            response = await self._post(asked, await self._prekey_for(asked, fresh=True))
-        if _code(response) == Code.KEY_VOID and await self._renew_void_keys():
-            response = await self._post(asked, await self._prekey_for(asked))
+        challenged = await self._challenge(peer)
+        response = await self._post_query(challenged, await self._prekey_for(challenged))
+        if refusal_code(response) in OTHER_KEYS:
+            response = await self._post_query(challenged, await self._prekey_for(challenged, fresh=True))
+        if refusal_code(response) == Code.KEY_VOID and await self._renew_void_keys():
+            response = await self._post_query(challenged, await self._prekey_for(challenged))
         if response.status != 200:
-            raise _declined(asked, response, self._keyring.id)
-        if self._is_relayed(asked):
-            return await self._answer_by_relay(asked)
+            raise _declined(challenged, response, self._keyring.id)
+        if self._is_relayed(challenged):
+            return await self._answer_by_relay(challenged)
         try:
-            header, opened = await self._open(asked, decode_received(response.body).envelope)
+            header, opened = await self._open(challenged, decode_received(response.body).envelope)
         except (Invalid, EnvelopeRefused) as wrong:
-            raise PeerConflict("bad_answer", f"{asked.name} did not answer the question: {wrong}") from wrong
+            raise PeerConflict("bad_answer", f"{challenged.name} did not answer the question: {wrong}") from wrong
         if not isinstance(opened, CapabilityResponse):
-            raise PeerConflict("bad_answer", f"{asked.name} answered with {header.typ}")
+            raise PeerConflict("bad_answer", f"{challenged.name} answered with {header.typ}")
         await self._ledger.commit(ReceiveFromPeer(envelope=envelope_record(header, self._context.ledger_epoch)))
-        return await self.learn(asked.id, opened, header.epoch)
+        return await self.learn(challenged.id, opened, header.epoch)
 
     async def _answer_by_relay(self, peer: Peer) -> Peer:
         """Waits for the answer of a peer that finds our question at the relay. It comes like any message."""
+        try:
+            return await self._wait_for_answer(peer)
+        except TimeoutError:
+            why = f"{peer.name} has not fetched our question from the relay, or has not answered it yet"
+            raise PeerUnavailable("not_fetched", f"{why}; try again") from None
+
+    async def _wait_for_answer(self, peer: Peer) -> Peer:
         answered = self._answered[peer.id] = asyncio.Event()
         try:
-            async with asyncio.timeout(FETCHED_S):
+            async with asyncio.timeout(FETCH_WAIT_S):
                 # The answer may be here already, or may have come to another daemon of this instance.
                 while self._known(peer.id).challenge is not None:
                     answered.clear()
                     await wait_at_most(answered, LOOK_AGAIN_S)
-        except TimeoutError:
-            why = f"{peer.name} has not fetched our question from the relay, or has not answered it yet"
-            raise PeerUnavailable("not_fetched", f"{why}; try again") from None
         finally:
             del self._answered[peer.id]
         return self._known(peer.id)
@@ -269,7 +274,7 @@ class Handshake(PeerService):
         body = open_checked(checked, prekey, now_ms=now_ms)
         return checked.header, decode(checked.header.typ, body)
 
-    async def _post(self, peer: Peer, prekey: Prekey) -> PeerResponse:
+    async def _post_query(self, peer: Peer, prekey: Prekey) -> PeerResponse:
         query = self._query(peer)
         sealed = self._keyring.seal(
             encode(query),
@@ -281,8 +286,8 @@ class Handshake(PeerService):
             certified=self._certified_for(peer),
             relayed=self._is_relayed(peer),
         )
-        place = required(self._address(peer), peer)
-        return await self._connections.to(place).post(RECEIVE_PATH, sealed, timeout_s=TIMEOUT_S)
+        address = required_address(self._address(peer), peer)
+        return await self._connections.to(address).post(RECEIVE_PATH, sealed, timeout_s=TIMEOUT_S)
 
     def _query(self, peer: Peer) -> CapabilityQuery:
         assert peer.challenge is not None
@@ -322,7 +327,7 @@ class Handshake(PeerService):
                 by=self._us,
                 keys_shown=response.keys,
                 challenge=peer.challenge,
-                capabilities=learned(response, now_ms),
+                capabilities=capabilities_of(response, now_ms),
                 verified=True,
                 conflict="",
                 epoch=epoch,
@@ -331,13 +336,13 @@ class Handshake(PeerService):
             )
         )
         if isinstance(response.known_end, int):
-            await self._compare_ends(peer, response.known_end)
-        self._handed.pop(peer.id, None)
+            await self._compare_ledger_ends(peer, response.known_end)
+        self._handed_out.pop(peer.id, None)
         if (answered := self._answered.get(peer.id)) is not None:
             answered.set()
         return changed
 
-    async def _compare_ends(self, peer: Peer, known_end: int) -> None:
+    async def _compare_ledger_ends(self, peer: Peer, known_end: int) -> None:
         end = self._context.ledger_end()
         if end is not None and known_end > end and self._context.shared is not None:
             await self._ledger.durable()  # another daemon may have written since
@@ -359,9 +364,9 @@ class Handshake(PeerService):
         If the peer knows this epoch of the ledger, the restore was not marked: a new epoch begins, once a run, so that
         a lying peer causes no more than that.
         """
-        if not peer.trust.covers(Trust.VERIFIED) or peer.id in self._forgetful:
+        if not peer.trust.covers(Trust.VERIFIED) or peer.id in self._noted_forgotten:
             return
-        self._forgetful.add(peer.id)
+        self._noted_forgotten.add(peer.id)
         facts: dict[str, object] = {
             "type": "ledger_forgotten",
             "peer": peer.id,
@@ -374,8 +379,8 @@ class Handshake(PeerService):
         log.error("peers.ledger_forgotten", extra=row)
         await self._ledger.commit(WriteAuditRow(by=self._us, row=row))
         begin = self._context.begin_epoch
-        if begin is not None and not self._lived_on and self._epoch_for(peer) == peer.told_epoch:
-            self._lived_on = True
+        if begin is not None and not self._began_epoch and self._epoch_for(peer) == peer.told_epoch:
+            self._began_epoch = True
             self._context.epoch = await asyncio.to_thread(begin)
 
     def pending_query(self, peer: Peer) -> CapabilityQuery | None:
@@ -383,29 +388,21 @@ class Handshake(PeerService):
         known = self._known(peer.id)
         if known.challenge is None or known.denied:
             return None
-        nonce, at_ms = self._handed.get(peer.id, ("", 0))
+        nonce, at_ms = self._handed_out.get(peer.id, ("", 0))
         now_ms = self._monotonic_ms()
-        if nonce == known.challenge.nonce and now_ms - at_ms < HANDED_MS:
+        if nonce == known.challenge.nonce and now_ms - at_ms < HAND_OUT_AGAIN_MS:
             return None
-        self._handed[peer.id] = (known.challenge.nonce, now_ms)
+        self._handed_out[peer.id] = (known.challenge.nonce, now_ms)
         return self._query(known)
 
-    async def _ask_when_it_fetches(self, peer: Peer) -> Peer:
-        answered = self._answered[peer.id] = asyncio.Event()
+    async def _ask_polling_peer(self, peer: Peer) -> Peer:
+        await self.challenge(peer)
         try:
-            await self.challenge(peer)
-            async with asyncio.timeout(FETCHED_S):
-                # The answer may come to another daemon of this instance.
-                while self._known(peer.id).challenge is not None:
-                    answered.clear()
-                    await wait_at_most(answered, LOOK_AGAIN_S)
+            return await self._wait_for_answer(peer)
         except TimeoutError:
             raise Unavailable(
                 "not_fetched", f"{peer.name} has no address, and has not fetched our question yet; try again"
             ) from None
-        finally:
-            del self._answered[peer.id]
-        return self._known(peer.id)
 
     def _known(self, peer_id: InstanceId) -> Peer:
         peer = self._ledger.peer(peer_id)
@@ -414,30 +411,24 @@ class Handshake(PeerService):
         return peer
 
 
-def _code(response: PeerResponse) -> str:
-    with suppress(Invalid):
-        return decode_refused(response.body).code
-    return ""
-
-
 def _declined(peer: Peer, response: PeerResponse, us: InstanceId) -> PeerCallFailed:
-    code = _code(response)
+    code = refusal_code(response)
     if code == "refused":
         why = f"{peer.name} accepts nothing from us; have its operator add this instance: {us}"
         return PeerUnavailable("refused", why)
-    if code in CLOCKS:
+    if code in CLOCK_CODES:
         return PeerUnavailable(code, f"{peer.name} answered {code}: its clock and ours are apart; set them")
-    shown = f" ({code[:64]})" if code else ""
+    shown = f" ({code})" if code else ""
     return call_failed(
-        code[:64] or "declined",
+        code or "declined",
         f"{peer.name} answered {response.status}{shown}",
         passing=response.status >= 500 or response.status == 429,
     )
 
 
-class _GivenToken(NamedTuple):
+class _CurrentToken(NamedTuple):
     token: str
-    by: PurposeKey
+    key: PurposeKey
     id: str
     terms: Narrowing
     until_ms: int
@@ -446,33 +437,33 @@ class _GivenToken(NamedTuple):
 class TokenIssuer(PeerService):
     def __init__(self, context: PeerContext) -> None:
         super().__init__(context)
-        self._given: dict[InstanceId, _GivenToken] = {}
+        self._current: dict[InstanceId, _CurrentToken] = {}
 
     async def token_for(self, peer: Peer, offering: OfferedProfiles) -> str | None:
         """The token for a peer; None if the peer may not delegate. Returned only after the record of it is durable."""
         terms = token_terms(peer, offering, self._settings)
         if terms is None:
-            self._given.pop(peer.id, None)
+            self._current.pop(peer.id, None)
             return None
-        given = self._given.get(peer.id)
+        current = self._current.get(peer.id)
         key = self._keyring.signing(KeyPurpose.TOKENS, peer.keys, self._now_ms())
-        if given is not None and (given.terms, given.by) == (terms, key) and self._good(given):
-            return given.token
+        if current is not None and (current.terms, current.key) == (terms, key) and self._is_current(current):
+            return current.token
         until_ms = self._now_ms() + self._settings.token_life_ms
         token = issue(key, peer.id, msgspec.structs.replace(terms, expires_at_ms=until_ms))
         token_id = token_ids(token, self._keyring.key)[0]
         await self._make_room(peer)
         await self._ledger.commit(LearnPeer(id=peer.id, by=self._us, issued=IssuedToken(token_id, until_ms)))
-        self._given[peer.id] = _GivenToken(token, key, token_id, terms, until_ms)
+        self._current[peer.id] = _CurrentToken(token, key, token_id, terms, until_ms)
         return token
 
-    def _good(self, given: _GivenToken) -> bool:
-        left_ms = given.until_ms - self._now_ms()
+    def _is_current(self, current: _CurrentToken) -> bool:
+        left_ms = current.until_ms - self._now_ms()
         life_ms = self._settings.token_life_ms
-        return life_ms // 2 <= left_ms <= life_ms and not self._ledger.token_revoked(given.id)
+        return life_ms // 2 <= left_ms <= life_ms and not self._ledger.token_revoked(current.id)
 
     async def _make_room(self, peer: Peer) -> None:
         now_ms = self._now_ms()
-        good = [each for each in peer.issued if each.until_ms > now_ms]
-        for each in good[: max(0, len(good) - ISSUED_MAX + 1)]:
+        valid = [each for each in peer.issued if each.until_ms > now_ms]
+        for each in valid[: max(0, len(valid) - ISSUED_MAX + 1)]:
             await self._ledger.commit(RevokeToken(by=self._us, token_id=each.id, until_ms=each.until_ms))

@@ -6,7 +6,8 @@ was sealed to it can arrive any more.
 For peers that know certificates, a purpose key signs; for all others the identity key does. A purpose key is replaced
 each month, or when an operator says so. Its certificate goes with each signature, so nobody has to remember old keys.
 
-`rotate` may be called from a thread, since it writes to disk; everything else must be used on the event loop.
+`rotate`, `replace_purpose_keys` and `renew_void` may be called from a thread, since they write to disk. Everything else
+must be used on the event loop.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ from covenant.seal.identity_chain import chain_to, former_keys
 from covenant.seal.keys import nonce
 from covenant.seal.purpose_keys import KEY_PERIOD_MS, NO_PURPOSE_KEYS, PurposeKey, PurposeKeySet, certify, key_due
 from covenant.seal.suites import suites_spoken
+from covenant.wire.peers import Introduction
 
 RENEWED_MS: Final = 60_000
 """Keys younger than this are not replaced when a peer says that they are void."""
@@ -85,7 +87,7 @@ class InstanceKeys:
         # Prekeys of another identity, as from a mismatched backup, are dropped: no peer would believe them.
         self._prekeys = {each.prekey.kid: each for each in prekeys if prekey_holds(self.key, each.prekey)}
         self._save_purpose_keys = save_purpose_keys
-        self.void_before_ms, self._renewed_void = 0, False
+        self.void_before_ms, self.renewed_void = 0, False
         self.adopt_purpose_keys(purpose_keys)
         self._envelopes: InstanceIdentity | None = None
         self._suites = suites_spoken(hybrid=hybrid)
@@ -120,14 +122,24 @@ class InstanceKeys:
         kept = self._bundle
         if kept is not None and 0 <= now_ms - kept.issued_at_ms < BUNDLE_MS and prekey_to_use(kept.prekeys, now_ms):
             return kept
-        prekeys = self._shown(now_ms, SUITE)
+        prekeys = self._valid_prekeys(now_ms, SUITE)
         if prekey_to_use(prekeys, now_ms) is None:
             # No prekey can be used, as after a long sleep of the machine: rotate now.
             self.rotate(now_ms)
-            prekeys = self._shown(now_ms, SUITE)
+            prekeys = self._valid_prekeys(now_ms, SUITE)
         change = self.changes[-1] if self.changes else None
         self._bundle = sign_bundle(self.private_key, prekeys, now_ms, change=change, versions=self.versions)
         return self._bundle
+
+    def introduction(self, now_ms: int, name: str = "") -> Introduction:
+        """What we show of ourselves: this name, our keys, and our former identities."""
+        return Introduction(
+            name=name,
+            keys=self.bundle(now_ms),
+            changes=self.changes,
+            revocations=self.revocations,
+            hybrid_prekey=self.hybrid_prekey(now_ms),
+        )
 
     def hybrid_prekey(self, now_ms: int) -> Prekey | None:
         """The hybrid prekey that we show beside the bundle; None if we do not offer the hybrid suite.
@@ -136,10 +148,10 @@ class InstanceKeys:
         """
         if not self.hybrid:
             return None
-        prekey = prekey_to_use(self._shown(now_ms, HYBRID_SUITE), now_ms)
+        prekey = prekey_to_use(self._valid_prekeys(now_ms, HYBRID_SUITE), now_ms)
         if prekey is None:
             self.rotate(now_ms)
-            prekey = prekey_to_use(self._shown(now_ms, HYBRID_SUITE), now_ms)
+            prekey = prekey_to_use(self._valid_prekeys(now_ms, HYBRID_SUITE), now_ms)
         return prekey
 
     def signing(self, purpose: KeyPurpose, reader: KeyBundle | None, now_ms: int) -> PurposeKey:
@@ -176,34 +188,34 @@ class InstanceKeys:
         `compromised`: signatures of the old keys are void from now on.
         """
         with self._rotating:
-            self._renew(self.replaced_purpose_keys(now_ms, compromised=compromised))
+            self._save_and_adopt(self.replaced_purpose_keys(now_ms, compromised=compromised))
 
     def replaced_purpose_keys(self, now_ms: int, *, compromised: bool) -> PurposeKeySet:
         """The new keys of `replace_purpose_keys`. The caller saves them before they are used."""
         return self._certified(tuple(KeyPurpose), now_ms, now_ms if compromised else self.void_before_ms)
 
     def renew_void(self, now_ms: int) -> bool:
-        """A peer says that our keys are void, as after a restore. Returns whether there are new keys; young keys stay.
+        """Called when a peer says that our keys are void. Returns whether there are new keys now; young keys stay.
 
-        We declared them void and the restore forgot that, so everything that was signed before is void.
+        We had declared the keys void, and a restore forgot that. So everything that was signed before is void.
         """
         with self._rotating:
-            if self.believe_void(now_ms):
-                self._renew(self.replaced_purpose_keys(now_ms, compromised=True))
-                return True
-            return False
+            if not self.believes_void(now_ms):
+                return False
+            self._save_and_adopt(self.replaced_purpose_keys(now_ms, compromised=True))
+            self.renewed_void = True
+            return True
 
-    def believe_void(self, now_ms: int) -> bool:
-        """Whether a peer's word that our keys are void replaces them: old keys only.
+    def believes_void(self, now_ms: int) -> bool:
+        """Whether to replace our keys because a peer says that they are void. Young keys are not replaced.
 
-        Once after each start and restore: a lying peer, or somebody on the way, causes no more than that.
+        A peer is believed once after each start and restore (`renewed_void`): a lying peer, or somebody on the way,
+        causes no more.
         """
         old = any(key_due(each, self.key, now_ms + KEY_PERIOD_MS - RENEWED_MS) for each in self.purpose_keys())
-        believed = old and not self._renewed_void
-        self._renewed_void |= believed
-        return believed
+        return old and not self.renewed_void
 
-    def _renew(self, kept: PurposeKeySet) -> None:
+    def _save_and_adopt(self, kept: PurposeKeySet) -> None:
         self._save_purpose_keys(kept)
         self.adopt_purpose_keys(kept)
 
@@ -217,8 +229,8 @@ class InstanceKeys:
         return self._certified(due, now_ms, self.void_before_ms) if due else None
 
     def adopt_purpose_keys(self, kept: PurposeKeySet) -> None:
-        """Use these, which are saved, and no others."""
-        self._renewed_void &= kept.void_before_ms >= self.void_before_ms  # earlier: the shared ledger was restored
+        """Uses these keys, which are saved, and no others."""
+        self.renewed_void &= kept.void_before_ms >= self.void_before_ms  # earlier: the shared ledger was restored
         self.void_before_ms = kept.void_before_ms
         self._purpose_keys = {each.certificate.purpose: each for each in kept.keys if each.certificate is not None}
 
@@ -228,7 +240,8 @@ class InstanceKeys:
     def prekey(self, kid: str) -> PrivatePrekey | None:
         return self._prekeys.get(kid)
 
-    def due(self, now_ms: int) -> bool:
+    def is_due(self, now_ms: int) -> bool:
+        """Whether a key must be replaced or erased by now."""
         held = [each.prekey for each in self._prekeys.values()]
         return (
             bool(self._suites_due(held, now_ms))
@@ -247,15 +260,15 @@ class InstanceKeys:
         with self._rotating:
             renewed = self._purposes_due(now_ms)
             if renewed:
-                self._renew(self._certified(renewed, now_ms, self.void_before_ms))
-            kept = self.renewed(now_ms)
+                self._save_and_adopt(self._certified(renewed, now_ms, self.void_before_ms))
+            kept = self.renewed_prekeys(now_ms)
             if kept is None:
                 return bool(renewed)
             self._save(kept)
-            self.adopt(kept)
+            self.adopt_prekeys(kept)
             return True
 
-    def renewed(self, now_ms: int) -> Sequence[PrivatePrekey] | None:
+    def renewed_prekeys(self, now_ms: int) -> Sequence[PrivatePrekey] | None:
         """The prekeys for now, to be saved before they are used; None if the present ones are."""
         held = self._prekeys
         kept = [each for each in held.values() if not prekey_over(each.prekey, now_ms)]
@@ -264,8 +277,8 @@ class InstanceKeys:
         kept = [*_latest(kept, SUITE), *_latest(kept, HYBRID_SUITE)]
         return kept if {each.prekey.kid for each in kept} != held.keys() else None
 
-    def adopt(self, prekeys: Iterable[PrivatePrekey]) -> None:
-        """Use these, which are saved, and no others."""
+    def adopt_prekeys(self, prekeys: Iterable[PrivatePrekey]) -> None:
+        """Uses these prekeys, which are saved, and no others."""
         after = {each.prekey.kid: each for each in prekeys if prekey_holds(self.key, each.prekey)}
         if after.keys() != self._prekeys.keys():
             self._prekeys, self._bundle = after, None
@@ -303,7 +316,7 @@ class InstanceKeys:
             epoch=epoch,
         )
 
-    def _shown(self, now_ms: int, suite: str) -> list[Prekey]:
+    def _valid_prekeys(self, now_ms: int, suite: str) -> list[Prekey]:
         held = (each.prekey for each in self._prekeys.values() if each.prekey.suite == suite)
         # A prekey from a time when the clock was ahead is not valid yet, and must not hide one that is.
         return [each for each in held if each.not_before_ms <= now_ms + SKEW_MS]

@@ -41,13 +41,20 @@ from covenant.model.peers.instance import (
 from covenant.model.tenants import DEFAULT
 from covenant.outbound.concurrency import SingleFlight
 from covenant.outbound.urls import InvalidUrl, read_url
-from covenant.peers.directory.handshake import Handshake, TokenIssuer, answer, keys_worth_keeping
+from covenant.peers.directory.handshake import Handshake, TokenIssuer, capability_response, keys_worth_keeping
 from covenant.peers.directory.succession import Succession
 from covenant.peers.peer_settings import PeerContext, PeerService, relay_address
 from covenant.peers.provider.offer_admission import OfferedProfiles
-from covenant.peers.transport.peer_client import PeerCallFailed, PeerConflict, PeerUnavailable, call_failed, required
+from covenant.peers.transport.peer_client import (
+    PeerCallFailed,
+    PeerConflict,
+    PeerUnavailable,
+    call_failed,
+    refusal_code,
+    required_address,
+)
 from covenant.seal.identity import bundle_holds, is_key_of, prekey_holds, prekey_to_use
-from covenant.wire.peers import IDENTITY_PATH, Introduction, decode_introduction, decode_refused, encode, type_of
+from covenant.wire.peers import IDENTITY_PATH, Introduction, decode_introduction, encode, type_of
 
 PATH_CHARS_MAX: Final = 200
 
@@ -57,7 +64,6 @@ _PATH = re.compile(r"(?:/[A-Za-z0-9_~-][A-Za-z0-9_.~-]*)*").fullmatch
 IDENTITY_CHANGED: Final = "identity_changed"
 UNVERIFIED_KEYS: Final = "unverified_keys"
 NOT_RELAYED: Final = "not_relayed"
-CODE_CHARS_MAX: Final = 64
 HYBRID_KEPT_MAX: Final = 4_096
 log = logging.getLogger(__name__)
 
@@ -84,7 +90,8 @@ def name_from(shown_name: str, peer_id: InstanceId) -> str:
     return name if name and not name.startswith("frd1_") else peer_id[-ID_TAIL:]
 
 
-def apart(name: str, peer_id: InstanceId) -> str:
+def distinct_name(name: str, peer_id: InstanceId) -> str:
+    """The name with the end of the peer's id, for a name that another peer has."""
     tail = peer_id[-ID_TAIL:]
     return tail if name == tail else f"{name[: NAME_CHARS_MAX - ID_TAIL - 1]}-{tail}"
 
@@ -129,7 +136,6 @@ class PeerDirectory(PeerService):
         self.has_shown_keys = self._handshake.has_shown_keys
         self._tokens = TokenIssuer(context)
         self._succession = Succession(context)
-        self.introduction = self._succession.introduction
         self.announce = self._succession.announce
         self.receive_introduction = self._succession.receive
         self._refreshing: SingleFlight[Peer] = SingleFlight()
@@ -147,7 +153,7 @@ class PeerDirectory(PeerService):
         """Finds a peer by its id, its name, or the beginning of either."""
         if peer := (self._ledger.peer(InstanceId(named)) or self._ledger.peer_named(named)):
             return peer
-        if peer := self._succession.formerly(named):
+        if peer := self._succession.find_former(named):
             return peer
         known = self._ledger.peers() if named else ()
         found = [each for each in known if each.id.startswith(named) or each.name.startswith(named)]
@@ -167,57 +173,63 @@ class PeerDirectory(PeerService):
     ) -> Peer:
         """Adds a peer, and tries to verify it. If it cannot be verified now, it is added all the same, unverified."""
         wanted = parse_instance_id(peer_id) if peer_id is not None else None
-        self._check_other(wanted)
-        if wanted is not None and (known := self._succession.formerly(wanted)) is not None:
+        self._check_not_self(wanted)
+        if wanted is not None and (known := self._succession.find_former(wanted)) is not None:
             raise Conflict("peer_exists", f"{known.name} had this id, and goes by {known.id} now")
-        called = check_name(name) if name is not None else None
+        checked_name = check_name(name) if name is not None else None
         if url is None:
-            if wanted is None or called is None:
+            if wanted is None or checked_name is None:
                 raise Invalid("address_needed", "give the peer's address; or, if it has none, its id and a name for it")
-            peer = Peer(id=wanted, name=called, source=source)
+            peer = Peer(id=wanted, name=checked_name, source=source)
         else:
-            peer = await self._introduced(read_peer_url(url), wanted, called, source)
+            peer = await self._peer_at(read_peer_url(url), wanted, checked_name, source)
         peer = msgspec.structs.replace(peer, tenant=tenant)
         added = await self._ledger.commit(AddPeer(by=by, peer=peer))
         if self._is_relayed(added):
             return added  # its answer may take long, so the maintenance asks it later
-        try:
-            return await self.verify(added)
-        except Refusal as failed:
-            log.info("peer.not_verified", extra={"peer": added.id, "reason": str(failed)})
-            return self._ledger.peer(added.id) or added
+        return await self._try_to_verify(added)
 
-    async def _introduced(self, place: str, wanted: InstanceId | None, name: str | None, source: PeerSource) -> Peer:
+    async def _try_to_verify(self, peer: Peer) -> Peer:
+        """A peer that cannot be verified now stays unverified; the maintenance tries again."""
+        try:
+            return await self.verify(peer)
+        except Refusal as failed:
+            log.info("peer.not_verified", extra={"peer": peer.id, "reason": str(failed)})
+            return self._ledger.peer(peer.id) or peer
+
+    async def _peer_at(self, address: str, wanted: InstanceId | None, name: str | None, source: PeerSource) -> Peer:
         keys, shown_name = None, ""
         try:
-            introduction = await self._introduction(place)
+            introduction = await self._fetch_introduction(address)
             keys, shown_name = introduction.keys, introduction.name
         except PeerUnavailable as failed:
             if wanted is None:
                 hint = "start it, or give its id too, to add it unverified"
                 raise PeerUnavailable(failed.code, f"{failed.message}; {hint}") from failed
         if keys is not None:
-            self._check_shown(place, keys, wanted)
+            self._check_keys(address, keys, wanted)
         peer_id = wanted or InstanceId(keys.id if keys is not None else "")
-        return Peer(id=peer_id, name=name or self._free_name(shown_name, peer_id), url=place, source=source, keys=keys)
+        return Peer(
+            id=peer_id, name=name or self._free_name(shown_name, peer_id), url=address, source=source, keys=keys
+        )
 
-    def _check_shown(self, place: str, keys: KeyBundle, wanted: InstanceId | None) -> None:
+    def _check_keys(self, address: str, keys: KeyBundle, wanted: InstanceId | None) -> None:
         if wanted is not None and keys.id != wanted:
             raise Conflict(
-                IDENTITY_CHANGED, f"at {place} there is {keys.id}, not {wanted}; check the address and the id"
+                IDENTITY_CHANGED, f"at {address} there is {keys.id}, not {wanted}; check the address and the id"
             )
-        self._check_other(InstanceId(keys.id))
+        self._check_not_self(InstanceId(keys.id))
         if negotiate(keys.versions) is None:
             spoken, ours = (", ".join(map(str, each)) for each in (keys.versions, self._keyring.versions))
-            why = f"{place} speaks the protocol's versions {spoken or 'none'}, and we {ours}; upgrade one of the two"
+            why = f"{address} speaks the protocol's versions {spoken or 'none'}, and we {ours}; upgrade one of the two"
             raise Conflict("version", why)
         if not bundle_holds(keys, InstanceId(keys.id), self._now_ms()):
             raise Conflict(
                 UNVERIFIED_KEYS,
-                f"the keys that {place} shows are not signed by its identity key, or have expired; check its clock",
+                f"the keys that {address} shows are not signed by its identity key, or have expired; check its clock",
             )
 
-    def _check_other(self, peer_id: InstanceId | None) -> None:
+    def _check_not_self(self, peer_id: InstanceId | None) -> None:
         if peer_id in self._keyring.ids:
             raise Invalid("self_peer", "that is this instance itself; give the address or id of another one")
 
@@ -226,7 +238,7 @@ class PeerDirectory(PeerService):
         if known is not None:
             return known.name
         name = name_from(shown_name, peer_id)
-        return name if self._ledger.peer_named(name) is None else apart(name, peer_id)
+        return name if self._ledger.peer_named(name) is None else distinct_name(name, peer_id)
 
     async def remove(self, by: AgentId, named: str) -> Peer:
         return await self._ledger.commit(RemovePeer(id=self.find(named).id, by=by))
@@ -244,7 +256,7 @@ class PeerDirectory(PeerService):
     ) -> Peer:
         """A change by an operator. `verified` cannot be given: a peer that was never challenged is challenged now."""
         peer = self.find(named)
-        place = read_peer_url(url) if url else url
+        address = read_peer_url(url) if url else url
         if trust is Trust.VERIFIED and peer.verified_at_ms is None:
             peer = await self._verified(peer)
         changed = await self._ledger.commit(
@@ -252,17 +264,17 @@ class PeerDirectory(PeerService):
                 id=peer.id,
                 by=by,
                 name=check_name(name) if name is not None else None,
-                url=place,
+                url=address,
                 trust=trust,
                 denied=denied,
                 limits=limits,
             )
         )
-        if place and place != peer.url:
+        if address and address != peer.url:
             try:
                 changed = await self.refresh(changed)
             except Refusal as failed:
-                log.info("peer.no_answer", extra={"peer": changed.id, "url": place, "reason": str(failed)})
+                log.info("peer.no_answer", extra={"peer": changed.id, "url": address, "reason": str(failed)})
         return changed
 
     async def _verified(self, peer: Peer) -> Peer:
@@ -283,55 +295,51 @@ class PeerDirectory(PeerService):
         return await self._refreshing.join(peer.id, lambda: self._refresh(peer))
 
     async def _refresh(self, peer: Peer) -> Peer:
-        shown = await self._introduction(required(self._address(peer), peer))
+        shown = await self._fetch_introduction(required_address(self._address(peer), peer))
         keys = shown.keys
         if keys.id == peer.id:
             holds = bundle_holds(keys, InstanceId(keys.id), self._now_ms())
-            return await (self._shown(peer, keys) if holds else self._conflict(peer, UNVERIFIED_KEYS))
+            return await (self._record_keys(peer, keys) if holds else self._record_conflict(peer, UNVERIFIED_KEYS))
         try:
             followed = await self._succession.follow(shown)
         except Conflict:  # the successor is known as another peer already: an operator decides which of the two stays
             followed = None
         if followed is None or peer.id not in followed.ids:
-            return await self._conflict(peer, IDENTITY_CHANGED)
+            return await self._record_conflict(peer, IDENTITY_CHANGED)
         return followed
 
     async def follow_at_relay(self, sender: InstanceId) -> bool:
         """Whether the introduction that our relay has of this sender is that of a peer under a new identity."""
         if self._relay_root is None:
             return False
-        shown = await self._introduction(relay_address(self._relay_root, sender))
+        shown = await self._fetch_introduction(relay_address(self._relay_root, sender))
         return shown.keys.id == sender and await self._succession.follow(shown) is not None
 
-    async def _shown(self, peer: Peer, keys: KeyBundle) -> Peer:
+    async def _record_keys(self, peer: Peer, keys: KeyBundle) -> Peer:
         """Records valid keys. Keys older than the known ones are ignored: somebody may replay them."""
         known = self._ledger.peer(peer.id)
         if known is not None and known.keys is not None and keys.issued_at_ms < known.keys.issued_at_ms:
             return known
         return await self._ledger.commit(LearnPeer(id=peer.id, by=self._us, keys_shown=keys, conflict=""))
 
-    async def _conflict(self, peer: Peer, conflict: str) -> Peer:
+    async def _record_conflict(self, peer: Peer, conflict: str) -> Peer:
         log.warning("peer.conflict", extra={"peer": peer.id, "code": conflict})
         return await self._ledger.commit(LearnPeer(id=peer.id, by=self._us, conflict=conflict))
 
     async def succeed(self, by: AgentId, named: str, new_id: str) -> Peer:
         """The operator gives a peer another id. The peer is unverified until it has answered a challenge."""
         peer, wanted = self.find(named), parse_instance_id(new_id)
-        self._check_other(wanted)
+        self._check_not_self(wanted)
         if peer.url is None:
             raise Conflict("no_address", f"{peer.name} has no address to ask at; remove it, and add the new id")
-        keys = (await self._introduction(peer.url)).keys
-        self._check_shown(peer.url, keys, wanted)
+        keys = (await self._fetch_introduction(peer.url)).keys
+        self._check_keys(peer.url, keys, wanted)
         vouched = keys.change is not None and keys.change.old_id == peer.id
         former = FormerKey(id=peer.id, key=peer.agent.pubkey, dead=not vouched)
         changed = await self._ledger.commit(
             SucceedPeer(by=by, old=peer.id, keys_shown=keys, vouched=vouched, former=(former,))
         )
-        try:
-            return await self.verify(changed)
-        except Refusal as failed:
-            log.info("peer.not_verified", extra={"peer": changed.id, "reason": str(failed)})
-            return self._ledger.peer(changed.id) or changed
+        return await self._try_to_verify(changed)
 
     async def prekey_for(self, peer: Peer, *, fresh: bool = False) -> Prekey:
         """The prekey to seal to. Asks the peer for its keys if they have expired, or if `fresh` ones are wanted."""
@@ -387,22 +395,23 @@ class PeerDirectory(PeerService):
             del self._hybrid[next(iter(self._hybrid))]
         self._hybrid[keys.id] = shown
 
-    async def _introduction(self, place: str) -> Introduction:
-        response = await self._connections.to(place).get(IDENTITY_PATH)
+    async def _fetch_introduction(self, address: str) -> Introduction:
+        response = await self._connections.to(address).get(IDENTITY_PATH)
         if response.status != 200:
-            code = _code(response.body)
+            code = refusal_code(response)
             if code == NOT_RELAYED:
                 hint = "it must fetch there (peers.relay), and the relay must know it (peers.relay_for)"
-                raise PeerUnavailable(NOT_RELAYED, f"nothing is kept at {place}: {hint}")
+                raise PeerUnavailable(NOT_RELAYED, f"nothing is kept at {address}: {hint}")
+            suffix = f" ({code})" if code else ""
             raise call_failed(
                 "not_a_peer",
-                f"{place}{IDENTITY_PATH} answers {response.status}{f' ({code})' if code else ''}; is that an instance?",
+                f"{address}{IDENTITY_PATH} answers {response.status}{suffix}; is that an instance?",
                 passing=response.status >= 500 or response.status == 429,
             )
         try:
             shown = decode_introduction(response.body)
         except Invalid as wrong:
-            why = f"{place}{IDENTITY_PATH} is no valid identity document: {wrong.message}"
+            why = f"{address}{IDENTITY_PATH} is no valid identity document: {wrong.message}"
             raise PeerConflict("not_a_peer", why) from None
         self._keep_hybrid(shown.keys, shown.hybrid_prekey)
         return shown
@@ -431,11 +440,11 @@ class PeerDirectory(PeerService):
                 raise Invalid(UNVERIFIED_KEYS, "the keys in the query are not yours, or are over; check your clock")
             prekey = self.prekey_of(query.keys, query.hybrid_prekey)
             if keys_worth_keeping(asker.keys, query.keys):
-                asker = await self._shown(asker, query.keys)
+                asker = await self._record_keys(asker, query.keys)
         known_end = await self._reported_end(asker, query)
         prekey = prekey or await self.prekey_for(asker)
         offering = await self._offering(asker)
-        response = answer(
+        response = capability_response(
             query,
             asker,
             offering,
@@ -462,20 +471,8 @@ class PeerDirectory(PeerService):
         """
         if query.ledger_end is None:
             return None
-        life, known = asker.end
-        if life != asker.epoch or query.ledger_end > known:
+        epoch, known = asker.end
+        if epoch != asker.epoch or query.ledger_end > known:
             end = (asker.epoch, query.ledger_end)
             await self._ledger.commit(LearnPeer(id=asker.id, by=self._us, end=end))
         return known
-
-
-def _code(body: bytes) -> str:
-    """The code in a refusal, if it has one.
-
-    An instance that is called by an unknown host name sends one, for example.
-    """
-    try:
-        code = decode_refused(body).code
-    except Invalid:
-        return ""
-    return code if code.isidentifier() and len(code) <= CODE_CHARS_MAX else ""

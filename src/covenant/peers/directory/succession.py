@@ -2,11 +2,11 @@
 
 A peer has another identity as soon as it shows changes that lead there from the one that we know, each signed by
 both keys. An old key's signature is believed inside an envelope under the present key; an envelope under an old key
-is not.
-A chain that begins with a replaced key is refused, and the audit notes it.
+is not. A chain that leads from a replaced key to another successor than the known one is refused, and the audit notes
+it.
 
-Anybody may show us a chain, since its signatures prove it. A chain that begins with no known peer is refused before
-any signature is checked.
+Anybody may show us a chain, since its signatures prove it. A chain without a known peer is refused before any signature
+is checked.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from covenant.model.peers.delegation import Peer
 from covenant.model.peers.instance import IdentityChange, InstanceId, KeyRevocation
 from covenant.model.rate_limits import TokenBuckets
 from covenant.peers.peer_settings import PeerContext, PeerService
-from covenant.peers.transport.peer_client import required
+from covenant.peers.transport.peer_client import required_address
 from covenant.seal.envelope import Code, EnvelopeRefused, peer_refusal
 from covenant.seal.identity import bundle_holds
 from covenant.seal.identity_chain import chain_holds, former_keys, revocation_holds
@@ -41,26 +41,17 @@ class Succession(PeerService):
         super().__init__(context)
         self._forks = TokenBuckets()
 
-    def introduction(self, name: str) -> Introduction:
-        keys = self._keyring
-        now_ms = self._now_ms()
-        return Introduction(
-            name=name,
-            keys=keys.bundle(now_ms),
-            changes=keys.changes,
-            revocations=keys.revocations,
-            hybrid_prekey=keys.hybrid_prekey(now_ms),
-        )
-
     async def announce(self, peer: Peer) -> None:
         """Shows a peer our present identity.
 
         A peer of an earlier release does not accept this, and learns it when it calls us.
         """
-        body = msgspec.json.encode(self.introduction(""))
-        await self._connections.to(required(self._address(peer), peer)).post(IDENTITY_PATH, body, timeout_s=ANNOUNCE_S)
+        body = msgspec.json.encode(self._keyring.introduction(self._now_ms()))
+        await self._connections.to(required_address(self._address(peer), peer)).post(
+            IDENTITY_PATH, body, timeout_s=ANNOUNCE_S
+        )
 
-    def formerly(self, peer_id: str) -> Peer | None:
+    def find_former(self, peer_id: str) -> Peer | None:
         """The peer that had this id, and has another one now."""
         return next((peer for peer in self._ledger.peers() if peer_id in peer.ids[1:]), None)
 
@@ -79,7 +70,7 @@ class Succession(PeerService):
         return Received(status="accepted", duplicate=before is not None)
 
     async def follow(self, shown: Introduction) -> Peer | None:
-        """The peer under its new identity; None if the chain does not begin with a peer that we know.
+        """The peer under its new identity; None if the chain has no known peer, or does not hold.
 
         Raises Conflict if the new identity is known as another peer, or was given up before.
         """
@@ -89,7 +80,7 @@ class Succession(PeerService):
         if known is None:
             await self._note_fork(changes)
             return None
-        if keys.id in self._keyring.ids or self.formerly(keys.id) is not None:
+        if keys.id in self._keyring.ids or self.find_former(keys.id) is not None:
             raise Conflict("identity_superseded", f"the identity {keys.id} was given up before")
         if not chain_holds(changes, keys.id) or not bundle_holds(keys, InstanceId(keys.id), self._now_ms()):
             return None
@@ -106,7 +97,7 @@ class Succession(PeerService):
         Audits that, and raises.
         """
         for change in changes:
-            peer = self.formerly(change.old_id)
+            peer = self.find_former(change.old_id)
             if peer is None or change.new_id in peer.ids:
                 continue
             if self._forks.take(peer.id, self._monotonic_ms(), FORKS_PER_MIN) is None:
@@ -126,7 +117,7 @@ class Succession(PeerService):
         """
         found = False
         for dead in revocations:
-            peer = self._ledger.peer(InstanceId(dead.id)) or self.formerly(dead.id)
+            peer = self._ledger.peer(InstanceId(dead.id)) or self.find_former(dead.id)
             if peer is None or not revocation_holds(dead):
                 continue
             found = True

@@ -47,9 +47,9 @@ class CandidateConflict(enum.StrEnum):
     ID_CLAIMED_TWICE = "id_claimed_twice"
 
 
-WORDS: Final[Mapping[CandidateConflict, str]] = {
+CONFLICT_DETAILS: Final[Mapping[CandidateConflict, str]] = {
     CandidateConflict.FINGERPRINT_MISMATCH: "no key with this id has this fingerprint",
-    CandidateConflict.CLAIMS_OUR_ID: "this is our own id, and not we announce it",
+    CandidateConflict.CLAIMS_OUR_ID: "this is our own id, and another instance announces it",
     CandidateConflict.PEER_ELSEWHERE: "a peer has this id, at another address, where it stays",
     CandidateConflict.IDENTITY_CHANGED: "a peer with another id has this address, and keeps its keys and its trust",
     CandidateConflict.ID_CLAIMED_TWICE: "this id is announced at several addresses; ask each for its keys",
@@ -121,7 +121,7 @@ class Candidates:
     def add(self, candidate: Candidate, *, group: str, until_ms: int | None = None) -> None:
         """Adds an announcement.
 
-        One with another address or id under a known name does not replace the known one at once.
+        If the group is known with another address or id, the earlier candidate stays for `MOVED_MS`.
         """
         key = _key(candidate)
         moved_until_ms = candidate.seen_at_ms + MOVED_MS
@@ -131,14 +131,14 @@ class Candidates:
         self._put(key, _Entry(candidate, group, until_ms))
         self.on_change()
 
-    def remove(self, group: str) -> None:
-        self._keep(lambda entry: entry.group != group)
+    def remove_group(self, group: str) -> None:
+        self._retain(lambda entry: entry.group != group)
 
-    def forget(self, source: Source) -> None:
-        self._keep(lambda entry: entry.candidate.source != source)
+    def remove_source(self, source: Source) -> None:
+        self._retain(lambda entry: entry.candidate.source != source)
 
-    def found(self, candidates: Iterable[Candidate], *, group: str, whole: bool) -> None:
-        """Adds the candidates of a look-up. If the look-up was `whole`, they are all of their group."""
+    def add_found(self, candidates: Iterable[Candidate], *, group: str, whole: bool) -> None:
+        """Adds the candidates of a look-up. If the look-up was `whole`, earlier ones of the group are removed."""
         if whole:
             self._entries = {key: entry for key, entry in self._entries.items() if entry.group != group}
         for candidate in candidates:
@@ -153,11 +153,11 @@ class Candidates:
 
         `monotonic_ms`: the time by the clock that `until_ms` was given in.
         """
-        self._keep(lambda entry: entry.until_ms is None or monotonic_ms < entry.until_ms)
-        judged = _judged((entry.candidate for entry in self._entries.values()), self._own_id, known)
-        return tuple(sorted(judged, key=lambda each: (-each.seen_at_ms, each.source, each.url, each.instance_id)))
+        self._retain(lambda entry: entry.until_ms is None or monotonic_ms < entry.until_ms)
+        checked = _with_conflicts((entry.candidate for entry in self._entries.values()), self._own_id, known)
+        return tuple(sorted(checked, key=lambda each: (-each.seen_at_ms, each.source, each.url, each.instance_id)))
 
-    def _keep(self, wanted: Callable[[_Entry], bool]) -> None:
+    def _retain(self, wanted: Callable[[_Entry], bool]) -> None:
         kept = {key: entry for key, entry in self._entries.items() if wanted(entry)}
         if len(kept) != len(self._entries):
             self._entries = kept
@@ -166,10 +166,10 @@ class Candidates:
     def _put(self, key: tuple[str, Source, str], entry: _Entry) -> None:
         self._entries[key] = entry
         if len(self._entries) > self._candidates_max:
-            del self._entries[min(self._entries, key=self._worth)]
+            del self._entries[min(self._entries, key=self._drop_order)]
             self.dropped += 1
 
-    def _worth(self, key: tuple[str, Source, str]) -> tuple[int, int]:
+    def _drop_order(self, key: tuple[str, Source, str]) -> tuple[int, int]:
         candidate = self._entries[key].candidate
         return FIRST_TO_GO.index(candidate.source), candidate.seen_at_ms
 
@@ -184,30 +184,33 @@ def _key(candidate: Candidate) -> tuple[str, Source, str]:
     return candidate.instance_id or candidate.announced_as, candidate.source, candidate.url
 
 
-def _judged(
+def _with_conflicts(
     candidates: Iterable[Candidate], own_id: InstanceId, known: Mapping[InstanceId, str | None]
 ) -> list[Candidate]:
-    places = {peer: _root(url) for peer, url in known.items() if url is not None}
-    residents = {place: peer for peer, place in places.items()}
-    judged = [_with(each, _untrue(each, own_id) or _against_peers(each, places, residents)) for each in candidates]
+    addresses = {peer: _canonical_address(url) for peer, url in known.items() if url is not None}
+    peers_at = {address: peer for peer, address in addresses.items()}
+    checked = [
+        _with_conflict(each, _conflict_in_itself(each, own_id) or _conflict_with_peers(each, addresses, peers_at))
+        for each in candidates
+    ]
     # An announcement that is in conflict itself does not put another one in conflict.
-    claims = Counter((each.instance_id, each.source) for each in judged if _claims_a_place(each))
+    claims = Counter((each.instance_id, each.source) for each in checked if _claims_address(each))
     return [
-        _with(each, CandidateConflict.ID_CLAIMED_TWICE)
+        _with_conflict(each, CandidateConflict.ID_CLAIMED_TWICE)
         # A known peer at its known address is believed, even if others claim its id.
-        if _claims_a_place(each)
+        if _claims_address(each)
         and claims[each.instance_id, each.source] > 1
-        and residents.get(each.url) != each.instance_id
-        else _ours(each, own_id)
-        for each in judged
+        and peers_at.get(each.url) != each.instance_id
+        else _with_own_note(each, own_id)
+        for each in checked
     ]
 
 
-def _claims_a_place(candidate: Candidate) -> bool:
+def _claims_address(candidate: Candidate) -> bool:
     return bool(candidate.conflict is None and candidate.instance_id and candidate.url)
 
 
-def _untrue(candidate: Candidate, own_id: InstanceId) -> CandidateConflict | None:
+def _conflict_in_itself(candidate: Candidate, own_id: InstanceId) -> CandidateConflict | None:
     if candidate.conflict is not None:
         return candidate.conflict
     if not candidate.instance_id:
@@ -219,30 +222,30 @@ def _untrue(candidate: Candidate, own_id: InstanceId) -> CandidateConflict | Non
     return CandidateConflict.CLAIMS_OUR_ID if candidate.instance_id == own_id and candidate.source == "mdns" else None
 
 
-def _against_peers(
-    candidate: Candidate, places: Mapping[InstanceId, str], residents: Mapping[str, InstanceId]
+def _conflict_with_peers(
+    candidate: Candidate, addresses: Mapping[InstanceId, str], peers_at: Mapping[str, InstanceId]
 ) -> CandidateConflict | None:
     if not candidate.instance_id:
         return None
-    place = places.get(InstanceId(candidate.instance_id))
-    if place is not None:
-        return CandidateConflict.PEER_ELSEWHERE if place != candidate.url else None
-    resident = residents.get(candidate.url)
-    return CandidateConflict.IDENTITY_CHANGED if resident is not None and resident != candidate.instance_id else None
+    address = addresses.get(InstanceId(candidate.instance_id))
+    if address is not None:
+        return CandidateConflict.PEER_ELSEWHERE if address != candidate.url else None
+    peer = peers_at.get(candidate.url)
+    return CandidateConflict.IDENTITY_CHANGED if peer is not None and peer != candidate.instance_id else None
 
 
-def _with(candidate: Candidate, conflict: CandidateConflict | None) -> Candidate:
+def _with_conflict(candidate: Candidate, conflict: CandidateConflict | None) -> Candidate:
     if conflict is None or candidate.conflict == conflict:
         return candidate
-    return replace(candidate, conflict=conflict, detail=WORDS[conflict])
+    return replace(candidate, conflict=conflict, detail=CONFLICT_DETAILS[conflict])
 
 
-def _ours(candidate: Candidate, own_id: InstanceId) -> Candidate:
-    mine = candidate.instance_id == own_id and candidate.conflict is None
-    return replace(candidate, note=CandidateNote.OURSELVES) if mine else candidate
+def _with_own_note(candidate: Candidate, own_id: InstanceId) -> Candidate:
+    is_own = candidate.instance_id == own_id and candidate.conflict is None
+    return replace(candidate, note=CandidateNote.OURSELVES) if is_own else candidate
 
 
-def _root(url: str) -> str:
+def _canonical_address(url: str) -> str:
     try:
         return root_of(url)
     except InvalidUrl:

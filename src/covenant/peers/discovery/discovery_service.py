@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -42,7 +41,7 @@ from covenant.peers.peer_settings import PeerSettings, root_of
 from covenant.seal.identity import bundle_holds, fingerprint
 from covenant.wire.peers import IDENTITY_PATH, Introduction, decode_introduction
 
-TOTAL_MS: Final = 5_000
+IDENTITY_MS: Final = 5_000
 log = logging.getLogger(__name__)
 SCAN_S: Final = 5.0
 SCAN_S_MAX: Final = 30.0
@@ -67,7 +66,7 @@ class IdentityNotShown(CovenantError):
 async def ask_identity(fetcher: Fetcher, root: str, now_ms: int) -> Introduction:
     """Raises IdentityNotShown, AddressRefused and CallFailed."""
     asked = root + IDENTITY_PATH
-    answer = await fetcher.fetch("GET", asked, headers={"accept": "application/json"}, total_ms=TOTAL_MS)
+    answer = await fetcher.fetch("GET", asked, headers={"accept": "application/json"}, total_ms=IDENTITY_MS)
     if answer.url != asked:
         raise IdentityNotShown("it redirects to another address")
     if answer.status != 200:
@@ -118,8 +117,8 @@ class Discovery:
         self._now_ms = now_ms
         self._monotonic_ms = monotonic_ms or now_ms
         self._fetcher = fetcher
-        places = (read_peer_entry(entry).url for entry in settings.static)
-        self._static = tuple(dict.fromkeys(root_of(place) for place in places if place is not None))
+        urls = (read_peer_entry(entry).url for entry in settings.static)
+        self._static = tuple(dict.fromkeys(root_of(url) for url in urls if url is not None))
         self._candidates = Candidates(own_id)
         self._domains = DomainBrowser([read_address(text, DNS_PORT) for text in settings.dns_servers])
         self._mdns = Mdns(
@@ -133,21 +132,20 @@ class Discovery:
         )
         self._failures: dict[str, str] = {}
         self._changed = asyncio.Event()
-        self._candidates.on_change = self._mdns.on_change = self._tell
-        self._life: asyncio.Task[None] | None = None
+        self._candidates.on_change = self._mdns.on_change = self._notify
+        self._methods: asyncio.Task[None] | None = None
         self._scanning: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         for url in self._static:
-            self._keep_static(self._of_static(url, CandidateNote.NOT_ASKED))
-        self._life = asyncio.create_task(self._live(), name="peers.discovery")
+            self._put_static(self._static_candidate(url, CandidateNote.NOT_ASKED))
+        self._methods = asyncio.create_task(self._run_methods(), name="peers.discovery")
 
     async def stop(self) -> None:
-        for task in (self._scanning, self._life):
-            if task is not None:
-                task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
+        tasks = [task for task in (self._scanning, self._methods) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def candidates(self) -> tuple[Candidate, ...]:
         return self._candidates.listed(self._monotonic_ms(), self._known())
@@ -177,7 +175,7 @@ class Discovery:
         Raises IdentityNotShown, AddressRefused, CallFailed, and ValueError if it is no URL.
         """
         root = root_of(url)
-        if not self.vouches(root):
+        if not self.may_be_private(root):
             return await ask_identity(self._fetcher, root, self._now_ms())
         location = read_url(root)
         fetcher = self._fetcher.allowing(f"{host_text(location.host)}:{location.port}")
@@ -195,8 +193,8 @@ class Discovery:
             DiscoveryMethod(source="dns", on=bool(self._settings.dns_domains), failures=dns),
         )
 
-    def vouches(self, url: str) -> bool:
-        """Whether the settings or the local network name an instance there: then a private address may be called."""
+    def may_be_private(self, url: str) -> bool:
+        """Whether an instance there may be called at a private address: the settings or the local network name it."""
         root = root_of(url)
         if root in self._static:
             return True
@@ -205,7 +203,7 @@ class Discovery:
         announced = root in self._candidates.urls("mdns")
         return announced and port_is_open(location.port) and not isinstance(location.host, str)
 
-    async def _live(self) -> None:
+    async def _run_methods(self) -> None:
         async with asyncio.TaskGroup() as group:
             if self._static or self._settings.dns_domains:
                 group.create_task(self._run_logged(self.scan))
@@ -241,31 +239,31 @@ class Discovery:
         else:
             self._failures[domain] = listed.failure
             log.warning("peers.dns.failed", extra={"domain": domain, "reason": listed.failure})
-        self._candidates.found(listed.candidates, group=f"dns:{domain}", whole=listed.failure is None)
+        self._candidates.add_found(listed.candidates, group=f"dns:{domain}", whole=listed.failure is None)
 
     async def _ask_static(self, url: str, free: asyncio.Semaphore, timeout_s: float) -> None:
-        place = self._of_static(url)
+        candidate = self._static_candidate(url)
         try:
             async with asyncio.timeout(timeout_s), free:
                 shown = await self.ask_identity(url)
             found = replace(
-                place,
+                candidate,
                 instance_id=shown.keys.id,
                 name=shown_name(shown.name),
                 versions=shown.keys.versions,
                 fingerprint=fingerprint(PublicKey(shown.keys.identity_key)),
             )
         except TimeoutError:
-            found = replace(place, note=CandidateNote.NO_ANSWER, detail="no answer in time")
+            found = replace(candidate, note=CandidateNote.NO_ANSWER, detail="no answer in time")
         except AddressRefused as refused:
-            found = replace(place, note=CandidateNote.NOT_ALLOWED, detail=refused.detail)
+            found = replace(candidate, note=CandidateNote.NOT_ALLOWED, detail=refused.detail)
         except CallFailed as failed:
-            found = replace(place, note=CandidateNote.NO_ANSWER, detail=failed.detail)
+            found = replace(candidate, note=CandidateNote.NO_ANSWER, detail=failed.detail)
         except IdentityNotShown as failed:
-            found = replace(place, note=failed.note, conflict=failed.conflict, detail=failed.message)
-        self._keep_static(found)
+            found = replace(candidate, note=failed.note, conflict=failed.conflict, detail=failed.message)
+        self._put_static(found)
 
-    def _of_static(self, url: str, note: CandidateNote | None = None) -> Candidate:
+    def _static_candidate(self, url: str, note: CandidateNote | None = None) -> Candidate:
         location = read_url(url)
         return Candidate(
             instance_id="",
@@ -281,9 +279,9 @@ class Discovery:
             announced_as=url,
         )
 
-    def _keep_static(self, candidate: Candidate) -> None:
-        self._candidates.found((candidate,), group=f"static:{candidate.url}", whole=True)
+    def _put_static(self, candidate: Candidate) -> None:
+        self._candidates.add_found((candidate,), group=f"static:{candidate.url}", whole=True)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()

@@ -6,7 +6,7 @@ Reading a record never fails, since anybody may have written it; `malformed` say
 without regard to case, the first of a kind counts, and unknown keys are skipped.
 
 `DomainBrowser` looks up PTR of `_friday-a2a._tcp.<domain>`, then SRV and TXT of each instance, at most `INSTANCES_MAX`
-of a domain within `patience_s`; `failure` says what is missing. A DNS answer is a hint, signed zone or not: the address
+of a domain within `timeout_s`; `failure` says what is missing. A DNS answer is a hint, signed zone or not: the address
 of a candidate is resolved through the guard when it is called. dnspython is imported with the first look-up.
 """
 
@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from covenant.model.errors import Invalid
-from covenant.model.peers.instance import VERSIONS_MAX, parse_instance_id
+from covenant.model.peers.instance import VERSIONS_MAX, is_instance_id
 from covenant.outbound.urls import Address, InvalidUrl, host_text, read_host
 from covenant.peers.discovery.candidates import Candidate, CandidateConflict, shown_name
 from covenant.peers.peer_settings import root_of
@@ -43,9 +42,9 @@ _PATH: Final = re.compile(r"/[A-Za-z0-9._~/%-]*")
 _VERSION: Final = re.compile(r"[1-9][0-9]{0,6}")
 SERVICE: Final = "_friday-a2a._tcp"
 INSTANCES_MAX: Final = 50
-PLACES_MAX: Final = 8
+SRV_RECORDS_MAX: Final = 8
 AT_ONCE_MAX: Final = 8
-PATIENCE_S: Final = 3.0
+TIMEOUT_S: Final = 3.0
 UDP_BYTES: Final = 1_232
 """The size of a UDP answer that passes every network; a larger answer comes by TCP."""
 
@@ -131,13 +130,6 @@ def _pairs(strings: Iterable[bytes]) -> Iterator[tuple[str, str]]:
             yield key.decode("ascii").lower(), value.decode("utf-8", "replace")
 
 
-def _is_instance(text: str) -> bool:
-    try:
-        return bool(parse_instance_id(text))
-    except Invalid:
-        return False
-
-
 def _are_versions(text: str) -> bool:
     parts = text.split(",") if len(text) <= 8 * VERSIONS_MAX else []
     plain = 0 < len(parts) <= VERSIONS_MAX and all(map(_VERSION.fullmatch, parts))
@@ -148,7 +140,7 @@ def _are_versions(text: str) -> bool:
 # out: it is for people, and the id says more.
 _KEYS: Final[tuple[tuple[str, str, Callable[[str], bool], str], ...]] = (
     ("txtvers", "", lambda text: text == "1", "txtvers is not 1"),
-    ("id", "", _is_instance, "id is no instance's id"),
+    ("id", "", is_instance_id, "id is no instance's id"),
     ("pv", "", _are_versions, "pv is no list of versions"),
     ("fp", "", lambda text: not text or _FINGERPRINT.fullmatch(text) is not None, "fp is no fingerprint"),
     ("path", CARD_PATH, lambda text: len(text) <= PATH_CHARS_MAX and bool(_PATH.fullmatch(text)), "path is no path"),
@@ -166,9 +158,9 @@ class DomainListing:
 
 
 class DomainBrowser:
-    def __init__(self, servers: Sequence[tuple[Address, int]], *, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, servers: Sequence[tuple[Address, int]], *, timeout_s: float = TIMEOUT_S) -> None:
         self._servers = servers
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._resolver: Resolver | None = None
 
     async def look_up(self, domain: str, now_ms: int) -> DomainListing:
@@ -177,17 +169,17 @@ class DomainBrowser:
         from dns.name import from_text  # noqa: PLC0415
 
         service = from_text(f"{SERVICE}.{host_text(read_host(domain))}.")
-        until = asyncio.get_running_loop().time() + self._patience_s
+        until = asyncio.get_running_loop().time() + self._timeout_s
         try:
             async with asyncio.timeout_at(until):
-                resolver = await self._opened()
+                resolver = await self._open_resolver()
                 answer = await self._ask(resolver, service, "PTR")
         except (DNSException, OSError, EOFError, ValueError, TimeoutError) as error:
-            return DomainListing(failure=_why(error))
+            return DomainListing(failure=_reason(error))
         if answer is None:
             return DomainListing()
         names = sorted({record.target for record in answer})
-        found = await self._all(
+        found = await self._look_up_instances(
             resolver, names[:INSTANCES_MAX], until, authenticated=_authenticated(answer), now_ms=now_ms
         )
         missing = min(len(names), INSTANCES_MAX) - len(found)
@@ -197,7 +189,7 @@ class DomainBrowser:
             failure=f"{missing} of {len(names)} instances could not be looked up" if missing else None,
         )
 
-    async def _all(
+    async def _look_up_instances(
         self, resolver: Resolver, names: Sequence[Name], until: float, *, authenticated: bool, now_ms: int
     ) -> list[Candidate | None]:
         """For each instance that was answered for in time: the candidate, or None if its service is not offered."""
@@ -209,7 +201,9 @@ class DomainBrowser:
 
             try:
                 async with free:
-                    found.append(await self._one(resolver, name, authenticated=authenticated, now_ms=now_ms))
+                    found.append(
+                        await self._look_up_instance(resolver, name, authenticated=authenticated, now_ms=now_ms)
+                    )
             except (DNSException, OSError, EOFError, ValueError):
                 """The instance is missing from the answer, as one is that took too long."""
 
@@ -221,14 +215,16 @@ class DomainBrowser:
             """Ends the look-up with what was found so far."""
         return found
 
-    async def _one(self, resolver: Resolver, name: Name, *, authenticated: bool, now_ms: int) -> Candidate | None:
-        places = await self._ask(resolver, name, "SRV")
-        text = await self._ask(resolver, name, "TXT")
-        answers = [each for each in (places, text) if each is not None]
+    async def _look_up_instance(
+        self, resolver: Resolver, name: Name, *, authenticated: bool, now_ms: int
+    ) -> Candidate | None:
+        srv_records = await self._ask(resolver, name, "SRV")
+        txt_record = await self._ask(resolver, name, "TXT")
+        answers = [each for each in (srv_records, txt_record) if each is not None]
         return _candidate(
             name,
-            [] if places is None else list(places),
-            TxtRecord(malformed="no TXT record") if text is None else decode_strings(min(text).strings),
+            [] if srv_records is None else list(srv_records),
+            TxtRecord(malformed="no TXT record") if txt_record is None else decode_strings(min(txt_record).strings),
             authenticated=authenticated and all(map(_authenticated, answers)),
             now_ms=now_ms,
         )
@@ -237,17 +233,17 @@ class DomainBrowser:
         from dns.resolver import NXDOMAIN, NoAnswer  # noqa: PLC0415  (loaded by now)
 
         try:
-            return await resolver.resolve(name, kind, search=False, lifetime=self._patience_s)
+            return await resolver.resolve(name, kind, search=False, lifetime=self._timeout_s)
         except (NXDOMAIN, NoAnswer):
             return None
 
-    async def _opened(self) -> Resolver:
+    async def _open_resolver(self) -> Resolver:
         if self._resolver is None:
             # The import is slow, and a resolver without configured servers reads the system's files.
-            self._resolver = await asyncio.to_thread(self._make)
+            self._resolver = await asyncio.to_thread(self._make_resolver)
         return self._resolver
 
-    def _make(self) -> Resolver:
+    def _make_resolver(self) -> Resolver:
         from dns.asyncresolver import Resolver  # noqa: PLC0415  (see the module's contract)
         from dns.flags import AD, RD  # noqa: PLC0415
         from dns.nameserver import Do53Nameserver  # noqa: PLC0415
@@ -262,14 +258,14 @@ class DomainBrowser:
 
 
 def _candidate(
-    name: Name, places: list[Any], record: TxtRecord, *, authenticated: bool, now_ms: int
+    name: Name, srv_records: list[Any], record: TxtRecord, *, authenticated: bool, now_ms: int
 ) -> Candidate | None:
     """None if the domain says that the service is not available, by a target of `.` (RFC 2782)."""
-    places.sort(key=lambda place: (place.priority, -place.weight, place.target, place.port))
-    offered = [place for place in places[:PLACES_MAX] if place.target.to_text() != "." and place.port]
-    if places and not offered:
+    srv_records.sort(key=lambda srv: (srv.priority, -srv.weight, srv.target, srv.port))
+    offered = [srv for srv in srv_records[:SRV_RECORDS_MAX] if srv.target.to_text() != "." and srv.port]
+    if srv_records and not offered:
         return None
-    urls = [url for place in offered if (url := _url(place, tls=record.tls))]
+    urls = [url for srv in offered if (url := _url(srv, tls=record.tls))]
     best = offered[0] if offered else None
     return record.candidate(
         source="dns",
@@ -285,10 +281,10 @@ def _candidate(
     )
 
 
-def _url(place: Any, *, tls: bool) -> str | None:
+def _url(srv: Any, *, tls: bool) -> str | None:
     try:
-        host = host_text(read_host(place.target.to_text(omit_final_dot=True)))
-        return root_of(f"{'https' if tls else 'http'}://{host}:{place.port}")
+        host = host_text(read_host(srv.target.to_text(omit_final_dot=True)))
+        return root_of(f"{'https' if tls else 'http'}://{host}:{srv.port}")
     except InvalidUrl:
         return None
 
@@ -299,5 +295,5 @@ def _authenticated(answer: Answer) -> bool:
     return bool(answer.response.flags & AD)
 
 
-def _why(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return "no answer in time" if isinstance(error, TimeoutError) else f"{type(error).__name__}: {error}"

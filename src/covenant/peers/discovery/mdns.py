@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 SERVICE_TYPE: Final = "_friday-a2a._tcp.local."
-HEARD_MAX: Final = 1_000
+SERVICES_MAX: Final = 1_000
 """How many service names are followed at once."""
 ASKERS: Final = 8
 READ_MS: Final = 3_000
@@ -65,7 +65,7 @@ def addresses_of(interfaces: Sequence[str]) -> list[Address]:
 class Announcement:
     record: TxtRecord
     port: int
-    listens: tuple[str, ...] = ("0.0.0.0",)  # noqa: S104  (see WILDCARDS)
+    listen_addresses: tuple[str, ...] = ("0.0.0.0",)  # noqa: S104  (see WILDCARDS)
     """The addresses that this daemon listens on: only there it is announced. A wildcard means all interfaces."""
     host: str = ""
     """The host name of our certificate, if there is one; otherwise a name under `local`."""
@@ -102,7 +102,7 @@ class Mdns:
         try:
             await self._run(await asyncio.to_thread(_load))
         except Exception:
-            self._tell("ended; the log says why")
+            self._set_failure("ended; the log says why")
             raise
 
     async def _run(self, mdns_error: type[Exception]) -> None:
@@ -110,36 +110,36 @@ class Mdns:
         while True:
             begun = loop.time()
             try:
-                await self._live(await asyncio.to_thread(addresses_of, self._interfaces))
+                await self._run_at(await asyncio.to_thread(addresses_of, self._interfaces))
             except* (OSError, RuntimeError, ValueError, mdns_error) as failed:
-                self._tell("; ".join(str(each) or type(each).__name__ for each in failed.exceptions))
+                self._set_failure("; ".join(str(each) or type(each).__name__ for each in failed.exceptions))
                 log.warning("peers.mdns.failed", extra={"reason": self.failure})
             failures = 1 if loop.time() - begun > RETRIES.longest else failures + 1
             await asyncio.sleep(RETRIES.pause(failures))
 
-    async def _live(self, addresses: Sequence[Address]) -> None:
+    async def _run_at(self, addresses: Sequence[Address]) -> None:
         """Runs with one set of sockets, for as long as the machine has these addresses."""
         from zeroconf.asyncio import AsyncServiceBrowser, AsyncZeroconf  # noqa: PLC0415  (loaded by now)
 
-        joined = _joined(addresses, self._interfaces)
-        if not joined:
+        to_join = _addresses_to_join(addresses, self._interfaces)
+        if not to_join:
             raise OSError("none of the interfaces has an address to send from")
         self._loopback = any(address.is_loopback for address in addresses)
         self._services = _ServiceQueue()
-        network = AsyncZeroconf(interfaces=joined)
+        network = AsyncZeroconf(interfaces=to_join)
         browser = AsyncServiceBrowser(network.zeroconf, [SERVICE_TYPE], handlers=[self._changed])
         try:
-            self._tell(None)
+            self._set_failure(None)
             async with asyncio.TaskGroup() as group:
                 for _ in range(ASKERS):
-                    group.create_task(self._ask_on(network.zeroconf))
+                    group.create_task(self._ask_pending(network.zeroconf))
                 group.create_task(self._announce(network, addresses))
                 await self._look_again(network.zeroconf, addresses)
-        except* _Moved:
+        except* _AddressesChanged:
             log.info("peers.mdns.moved")
         finally:
             self.announced_as, self._own = None, None
-            self._candidates.forget("mdns")
+            self._candidates.remove_source("mdns")
             with suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_S):
                     await browser.async_cancel()
@@ -155,16 +155,18 @@ class Mdns:
                 if info is not None and not info.load_from_cache(network):
                     self._services.add(name)
             if await asyncio.to_thread(addresses_of, self._interfaces) != addresses:
-                raise _Moved
+                raise _AddressesChanged
 
     async def _announce(self, network: AsyncZeroconf, addresses: Sequence[Address]) -> None:
         ours = self._announcement
         if ours is None:
             return
-        heard_at = WILDCARDS.intersection(ours.listens)
-        reachable = [each for each in addresses if (heard_at or str(each) in ours.listens) and not each.is_link_local]
+        wildcard = WILDCARDS.intersection(ours.listen_addresses)
+        reachable = [
+            each for each in addresses if (wildcard or str(each) in ours.listen_addresses) and not each.is_link_local
+        ]
         if not reachable:
-            self._tell("not announced: our door does not listen on any address of these interfaces")
+            self._set_failure("not announced: our door does not listen on any address of these interfaces")
             return
         info = _service(self._name, ours, reachable)
         self._own = info
@@ -177,7 +179,7 @@ class Mdns:
         """Called by zeroconf's browser, on our loop."""
         if state_change.name == "Removed":
             self._services.forget(name)
-            self._candidates.remove(_group(name))
+            self._candidates.remove_group(_group(name))
             return
         self._read_now(zeroconf, name)
         if state_change.name == "Updated" and self._services.begin_settling(name):
@@ -193,19 +195,19 @@ class Mdns:
         if (info := _service_named(name)) is None:
             return
         if info.load_from_cache(network):
-            self._take(network, info)
+            self._put_candidate(network, info)
         else:
             self._services.add(name)
 
-    async def _ask_on(self, network: Zeroconf) -> None:
+    async def _ask_pending(self, network: Zeroconf) -> None:
         while True:
             name = await self._services.next()
-            info = await self._asked(network, name)
+            info = await self._request_info(network, name)
             # A service that said goodbye while it was asked is gone.
             if self._services.remove(name) and info is not None:
-                self._take(network, info)
+                self._put_candidate(network, info)
 
-    async def _asked(self, network: Zeroconf, name: str) -> AsyncServiceInfo | None:
+    async def _request_info(self, network: Zeroconf, name: str) -> AsyncServiceInfo | None:
         info = _service_named(name)
         try:
             return info if info is not None and await info.async_request(network, READ_MS) else None
@@ -213,7 +215,7 @@ class Mdns:
             log.info("peers.mdns.not_asked", extra={"service": shown_name(name), "reason": str(error)})
             return None
 
-    def _take(self, network: Zeroconf, info: AsyncServiceInfo) -> None:
+    def _put_candidate(self, network: Zeroconf, info: AsyncServiceInfo) -> None:
         try:
             if self._is_ours(info):
                 return
@@ -243,35 +245,35 @@ class Mdns:
             and set(info.parsed_addresses()) <= set(own.parsed_addresses())
         )
 
-    def _tell(self, failure: str | None) -> None:
+    def _set_failure(self, failure: str | None) -> None:
         self.failure = failure
         self.on_change()
 
 
-class _Moved(Exception):
+class _AddressesChanged(Exception):
     """The machine has other addresses now."""
 
 
 class _ServiceQueue:
-    """Services whose address is known, and services that must still be asked. Bounded, so that a flood of names that
-    lead nowhere keeps no real service out.
+    """Services that have answered, and services that must still be asked. Both are bounded, each by itself: a flood of
+    names that lead nowhere does not displace a service that has answered.
     """
 
     def __init__(self) -> None:
         self.answered: dict[str, None] = {}
         self.settling: set[str] = set()
         self._pending: set[str] = set()
-        self._queue: asyncio.Queue[str] = asyncio.Queue(HEARD_MAX)
+        self._queue: asyncio.Queue[str] = asyncio.Queue(SERVICES_MAX)
 
     def note_answer(self, name: str) -> None:
         """If there is no room, the service that was silent for longest goes, as among the candidates."""
         self.answered.pop(name, None)
         self.answered[name] = None
-        if len(self.answered) > HEARD_MAX:
+        if len(self.answered) > SERVICES_MAX:
             del self.answered[next(iter(self.answered))]
 
     def begin_settling(self, name: str) -> bool:
-        if name in self.settling or len(self.settling) >= HEARD_MAX:
+        if name in self.settling or len(self.settling) >= SERVICES_MAX:
             return False
         self.settling.add(name)
         return True
@@ -322,7 +324,7 @@ def _group(name: str) -> str:
     return f"mdns:{name.lower()}"
 
 
-def _joined(addresses: Sequence[Address], wanted: Sequence[str]) -> list[str]:
+def _addresses_to_join(addresses: Sequence[Address], wanted: Sequence[str]) -> list[str]:
     """The addresses to send from and listen on: IPv4, and IPv6 if the operator named such an address."""
     return [str(each) for each in addresses if isinstance(each, IPv4Address) or str(each) in wanted]
 
@@ -351,11 +353,11 @@ def _label(name: str, tail: str) -> str:
 def _candidate(info: AsyncServiceInfo, *, loopback: bool, now_ms: int) -> Candidate:
     record = decode_txt(info.text or b"")
     server = (info.server or "").removesuffix(".")
-    place, note = _place(server, info.parsed_addresses(), loopback=loopback)
+    host, note = _host_to_call(server, info.parsed_addresses(), loopback=loopback)
     url, wrong = "", record.malformed
-    if place is not None:
+    if host is not None:
         try:
-            url = root_of(f"{'https' if record.tls else 'http'}://{place}:{info.port}")
+            url = root_of(f"{'https' if record.tls else 'http'}://{host}:{info.port}")
         except InvalidUrl as error:
             wrong = wrong or str(error)
     return record.candidate(
@@ -371,7 +373,7 @@ def _candidate(info: AsyncServiceInfo, *, loopback: bool, now_ms: int) -> Candid
     )
 
 
-def _place(server: str, texts: Sequence[str], *, loopback: bool) -> tuple[str | None, CandidateNote | None]:
+def _host_to_call(server: str, texts: Sequence[str], *, loopback: bool) -> tuple[str | None, CandidateNote | None]:
     """The host to call. A name under `local` is known on this network only, so an address is used instead."""
     if not server.lower().endswith(".local"):
         with suppress(InvalidUrl):

@@ -26,10 +26,10 @@ from covenant.model.peers.instance import SUPPORTED_VERSIONS, InstanceId, Trust
 from covenant.model.peers.usage_by_day import DAY_MS
 from covenant.model.rate_limits import MINUTE_MS, TokenBuckets
 from covenant.peers.directory.instance_keys import InstanceKeys
-from covenant.peers.peer_settings import PeerSettings
+from covenant.peers.peer_settings import PeerSettings, is_named
 from covenant.seal.proofs import offer_holds
 from covenant.seal.purpose_keys import signer_of
-from covenant.seal.tokens import PROFILES_MAX, Narrowing, Use, authorize, named_in
+from covenant.seal.tokens import PROFILES_MAX, Narrowing, Use, authorize, token_parties
 
 TRUSTED_RATE: Final = 10
 BUSY_RETRY_MS: Final = 5_000
@@ -47,13 +47,8 @@ class OfferedProfiles(NamedTuple):
     free: int
 
 
-def listed(peer: Peer, entries: tuple[str, ...]) -> bool:
-    """Whether the peer is named, by its name or by an id that it has or had."""
-    return peer.name in entries or any(each in entries for each in peer.ids)
-
-
 def is_barred(peer: Peer, settings: PeerSettings) -> bool:
-    return peer.denied or listed(peer, settings.deny) or bool(settings.allow and not listed(peer, settings.allow))
+    return peer.denied or is_named(peer, settings.deny) or bool(settings.allow and not is_named(peer, settings.allow))
 
 
 def budget_max(peer: Peer, settings: PeerSettings) -> int:
@@ -158,14 +153,14 @@ def judge_offer(
     _check_budget(budget, settings)
     budget = min(budget, _check_quota(peer, facts, settings))
     _check_room(peer, facts, settings, rate)
-    left_ms = deadline_ms - facts.now_ms if deadline_ms is not None else offer.timeout
-    if left_ms <= 0:
+    remaining_ms = deadline_ms - facts.now_ms if deadline_ms is not None else offer.timeout
+    if remaining_ms <= 0:
         # The clock was set just now, so it cannot tell whether the deadline has passed: only the timeout counts.
-        left_ms = offer.timeout
+        remaining_ms = offer.timeout
     return AgreedTerms(
         profile=profile.name,
         budget=budget,
-        timeout_ms=min(offer.timeout, settings.timeout_ms_max, left_ms),
+        timeout_ms=min(offer.timeout, settings.timeout_ms_max, remaining_ms),
         deadline_ms=deadline_ms,
         depth_remaining=_least(min(offer.depth_remaining, settings.depth_max), allowed.depth),
         status_interval_ms=settings.status_interval_ms,
@@ -187,9 +182,9 @@ def is_asserted(offer: DelegationOffer, peer: Peer, us: InstanceKeys) -> bool:
         return False
     key = PublicKey(peer.keys.identity_key)
     signer = signer_of(offer.assertion or "")
-    before = next((each for each in peer.former if each.key == signer), None)
-    requester = InstanceId(before.id) if before is not None else peer.id
-    key = PublicKey(before.key) if before is not None else key
+    former = next((each for each in peer.former if each.key == signer), None)
+    requester = InstanceId(former.id) if former is not None else peer.id
+    key = PublicKey(former.key) if former is not None else key
     return any(offer_holds(offer, requester=requester, key=key, provider=InstanceId(each)) for each in us.ids)
 
 
@@ -232,7 +227,7 @@ def _allowed(
                 "denied", "the offer has no token; ask for our capabilities again: the answer brings one"
             )
         return Narrowing()
-    holder, audience = named_in(offer.token)
+    holder, audience = token_parties(offer.token)
     use = Use(
         sender=peer.signed_as(holder),
         profile=offer.profile,
@@ -276,12 +271,12 @@ def _check_quota(peer: Peer, facts: OfferFacts, settings: PeerSettings) -> int:
         )
     if tokens is None:
         return BUDGET_MAX
-    left = tokens - facts.tokens_today
-    if left < max(1, settings.budget_min):
+    remaining = tokens - facts.tokens_today
+    if remaining < max(1, settings.budget_min):
         raise OfferRejected(
             "rate_limited", f"your delegations leave too few of today's {tokens} tokens; offer again tomorrow", retry_ms
         )
-    return left
+    return remaining
 
 
 def _check_room(peer: Peer, facts: OfferFacts, settings: PeerSettings, rate: Callable[[Peer], int | None]) -> None:

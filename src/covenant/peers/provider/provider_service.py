@@ -113,11 +113,11 @@ class Provider(PeerService):
         self._catalogue, self._used, self._draining = catalogue, used, draining
         self._rate = OfferRate(context.settings, self._monotonic_ms)
         self._budgets, self._prices = amounts_of(self._settings.profile_budgets), amounts_of(self._settings.prices)
-        self._deciding = asyncio.Lock() if context.shared is not None else nullcontext()
-        self._attending: dict[DelegationKey, asyncio.Task[None]] = {}
-        self._telling: set[asyncio.Task[None]] = set()
+        self._accepting = asyncio.Lock() if context.shared is not None else nullcontext()
+        self._reporters: dict[DelegationKey, asyncio.Task[None]] = {}
+        self._repeating: set[asyncio.Task[None]] = set()
         self._stopped, self._woken = asyncio.Event(), asyncio.Event()
-        self._heard_of: set[InstanceId] = set()
+        self._changed_peers: set[InstanceId] = set()
         if context.shared is not None:
             context.ledger.on_peer(self._note_peer)
 
@@ -158,12 +158,12 @@ class Provider(PeerService):
         key = DelegationKey(DelegationRole.PROVIDER, incoming.peer.id, offer.offer_id)
         known = await self._ledger.delegation(key)
         if known is not None:
-            return await self._answer_again(incoming, offer, known)
+            return await self._answer_repeated_offer(incoming, offer, known)
         try:
             if key in self._context.withdrawn:
                 raise OfferRejected("expired", WITHDRAWN)
             agent = self._catalogue.agent(incoming.peer.tenant, offer.profile)
-            async with self._deciding:  # on a shared ledger no other offer may be accepted in between
+            async with self._accepting:  # on a shared ledger no other offer may be accepted in between
                 terms = await self._judge(incoming, offer)
                 received = await self._accept(incoming, offer, agent, terms)
         except OfferRejected as rejected:
@@ -179,13 +179,13 @@ class Provider(PeerService):
                 SendToPeer(
                     key=key,
                     begin=_begin(incoming.peer, offer),
-                    happenings=("offer", "reject"),
-                    changes=_why(reject),
+                    transitions=("offer", "reject"),
+                    changes=_reject_changes(reject),
                     messages=(outgoing(reject.message),),
                 )
             )
         elif received.moved is not None and received.moved.changed:
-            self._attend(key)
+            self._start_reporter(key)
         return received
 
     async def _judge(self, incoming: IncomingMessage, offer: DelegationOffer) -> AgreedTerms:
@@ -237,7 +237,7 @@ class Provider(PeerService):
                 key=begin.key,
                 by=incoming.peer.agent,
                 begin=begin,
-                happenings=("offer", "accept"),
+                transitions=("offer", "accept"),
                 messages=(outgoing(accept_message(begin)),),
                 accept=Accept(task=task, digest=digest, starter=starter, body_bytes=size),
             ),
@@ -254,16 +254,16 @@ class Provider(PeerService):
                 key=begin.key,
                 by=incoming.peer.agent,
                 begin=begin,
-                happenings=("offer", "reject"),
-                changes=_why(reject),
+                transitions=("offer", "reject"),
+                changes=_reject_changes(reject),
                 messages=(outgoing(reject.message),),
             )
         )
 
-    async def _answer_again(
+    async def _answer_repeated_offer(
         self, incoming: IncomingMessage, offer: DelegationOffer, known: Delegation
     ) -> ReceivedFromPeer:
-        """Answer an offer that is known as before.
+        """Answers an offer that is known, as before.
 
         The outcome of a delegation that has ended was sent already, or waits in the outbox. It is sent again only if
         one of the two ledgers was restored since. A restored requester may have made the offer again: then the proof
@@ -279,22 +279,22 @@ class Provider(PeerService):
                 ReceiveFromPeer(
                     envelope=envelope,
                     key=known.key,
-                    happenings=("offer",),
+                    transitions=("offer",),
                     changes=DelegationChanges(offer=offer, budget=budget, timeout_ms=timeout_ms),
                     messages=(outgoing(accept_message(known)),),
                 )
             )
             if restored and received.moved is not None and received.moved.delegation.ended:
-                self._tell_again(known, offer)  # its result was sent meanwhile, with a proof for the offer before
+                self._repeat_result(known, offer)  # its result was sent meanwhile, with a proof for the offer before
             else:
-                self._attend(known.key)
+                self._start_reporter(known.key)
             return received
         received = await self._ledger.commit(ReceiveFromPeer(envelope=envelope, key=known.key))
         if rejected is not None and (restored or envelope.seq is None or envelope.seq > known.received_seq):
             reject = await redact_aside(reject_message(offer, rejected), self._settings.redaction, known.key)
             await self._ledger.commit(SendToPeer(key=known.key, messages=(outgoing(reject.message),)))
         elif rejected is None and restored:
-            self._tell_again(known, offer)
+            self._repeat_result(known, offer)
         return received
 
     async def _rejection(self, peer: Peer, offer: DelegationOffer, known: Delegation) -> OfferRejected | None:
@@ -313,7 +313,7 @@ class Provider(PeerService):
         key = DelegationKey(DelegationRole.PROVIDER, incoming.peer.id, cancel.offer_id)
         if await self._ledger.delegation(key) is None:
             return await self._refuse_withdrawn(incoming, key)
-        cancels = ReceiveFromPeer(envelope=incoming.envelope, key=key, happenings=("cancel",))
+        cancels = ReceiveFromPeer(envelope=incoming.envelope, key=key, transitions=("cancel",))
         received = await self._ledger.commit(cancels)
         delegation = received.moved.delegation if received.moved is not None else None
         if delegation is not None and delegation.state is CANCELLING:
@@ -321,7 +321,7 @@ class Provider(PeerService):
             # The reporter sees the task end and sends the result. After a crash, the next reporter cancels the task.
             with suppress(NotFound):
                 await self._ledger.commit(Cancel(task_id=delegation.task_id, by=incoming.peer.agent, reason=reason))
-            self._attend(key)
+            self._start_reporter(key)
         return received
 
     async def _receive_answer(self, incoming: IncomingMessage, answer: DelegationInput) -> ReceivedFromPeer:
@@ -333,7 +333,7 @@ class Provider(PeerService):
         delegation = received.moved.delegation if received.moved is not None and received.moved.changed else None
         if delegation is not None and delegation.answer is not None:
             await TaskReporter(self._context, key, self._used).take_answer(delegation)
-            self._attend(key)
+            self._start_reporter(key)
         return received
 
     async def _refuse_withdrawn(self, incoming: IncomingMessage, key: DelegationKey) -> ReceivedFromPeer:
@@ -356,7 +356,7 @@ class Provider(PeerService):
                 envelope=incoming.envelope,
                 key=key,
                 begin=begin,
-                happenings=("offer", "reject"),
+                transitions=("offer", "reject"),
                 changes=DelegationChanges(code=reject.code, reason=reject.reason),
                 messages=(outgoing(reject),),
             )
@@ -393,12 +393,11 @@ class Provider(PeerService):
 
     def _check(self, task: Task, agent: CatalogueAgent | None) -> int:
         """The checks of every other door. Returns the task's bytes, or raises `OfferRejected`."""
-        size = weigh(task)
+        size, parts = weigh(task), task.parts or (Text(task.intent_text),)
         try:
             check_size(size, TASK_BYTES_MAX)
             if agent is not None:
-                asked = Message(message_id=task.id, parts=task.parts or (Text(task.intent_text),))
-                check_message(asked, agent, agent.definition.extensions)
+                check_message(Message(message_id=task.id, parts=parts), agent, agent.definition.extensions)
         except Refusal as refusal:
             raise OfferRejected("invalid", refusal.message) from None
         return size
@@ -412,55 +411,56 @@ class Provider(PeerService):
             await self._woken.wait()
             self._woken.clear()
             await asyncio.sleep(GATHER_S)
-            heard_of, self._heard_of = self._heard_of, set()
+            changed_peers, self._changed_peers = self._changed_peers, set()
             try:
-                for peer in filter(self._context.serves, heard_of):
+                for peer in filter(self._context.serves, changed_peers):
                     for delegation in await self._ledger.delegations_live(DelegationRole.PROVIDER, peer):
-                        self._attend(delegation.key)
+                        self._start_reporter(delegation.key)
             except Refusal as refusal:  # `resume`, which looks at all peers that are served, finds them later
                 log.warning("peer.report_failed", extra={"code": refusal.code})
 
     async def resume(self) -> None:
-        """Report on the tasks of the peers that this daemon serves, and stop reporting on those of other peers."""
-        for key, attending in tuple(self._attending.items()):
+        """Reports on the tasks of the peers that this daemon serves, and stops reporting on those of other peers."""
+        for key, task in tuple(self._reporters.items()):
             if not self._context.serves(key.peer):
-                attending.cancel()
+                task.cancel()
         for delegation in await self._ledger.delegations_live(DelegationRole.PROVIDER):
-            self._attend(delegation.key)
+            self._start_reporter(delegation.key)
 
     def _note_peer(self, peer: InstanceId) -> None:
         """Another daemon of this instance may have accepted an offer."""
-        self._heard_of.add(peer)
+        self._changed_peers.add(peer)
         self._woken.set()
 
     async def stop(self) -> None:
         """Reports stop here; the next run goes on with them."""
         self._stopped.set()
         self._woken.set()
-        attending = (*self._attending.values(), *self._telling)
-        for each in attending:
-            each.cancel()
-        await asyncio.gather(*attending, return_exceptions=True)
+        tasks = (*self._reporters.values(), *self._repeating)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _attend(self, key: DelegationKey) -> None:
-        if key not in self._attending and not self._stopped.is_set() and self._context.serves(key.peer):
-            self._attending[key] = attending = asyncio.ensure_future(self._see_through(key))
-            attending.add_done_callback(lambda _: self._attending.pop(key, None))
+    def _start_reporter(self, key: DelegationKey) -> None:
+        if key not in self._reporters and not self._stopped.is_set() and self._context.serves(key.peer):
+            self._reporters[key] = task = asyncio.ensure_future(self._run_reporter(key))
+            task.add_done_callback(lambda _: self._reporters.pop(key, None))
 
-    def _tell_again(self, known: Delegation, offer: DelegationOffer) -> None:
-        """Send the result of a delegation that has ended, built again from its task: the requester has forgotten it."""
+    def _repeat_result(self, known: Delegation, offer: DelegationOffer) -> None:
+        """Sends the result of a delegation that has ended, built again from its task: the requester has lost it."""
         accept = outgoing(accept_message(known))
         reporter = TaskReporter(self._context, known.key, self._used)
-        telling = asyncio.ensure_future(reporter.tell_again(msgspec.structs.replace(known, offer=offer), accept))
-        self._telling.add(telling)
-        telling.add_done_callback(self._told_again)
+        task = asyncio.ensure_future(reporter.repeat_result(msgspec.structs.replace(known, offer=offer), accept))
+        self._repeating.add(task)
+        task.add_done_callback(self._note_repeated)
 
-    def _told_again(self, telling: asyncio.Task[None]) -> None:
-        self._telling.discard(telling)
-        if not telling.cancelled() and (failure := telling.exception()) is not None:
+    def _note_repeated(self, task: asyncio.Task[None]) -> None:
+        self._repeating.discard(task)
+        if not task.cancelled() and (failure := task.exception()) is not None:
             log.warning("peer.result_not_repeated", extra={"reason": str(failure)})
 
-    async def _see_through(self, key: DelegationKey, task_id: TaskId | None = None) -> None:
+    async def _run_reporter(self, key: DelegationKey) -> None:
+        task_id: TaskId | None = None
         while True:
             reporter = TaskReporter(self._context, key, self._used, task_id)
             try:
@@ -494,7 +494,7 @@ def _digest(peer: Peer, offer: DelegationOffer) -> str:
     return hashlib.sha256(peer.id.encode() + b"\n" + wire.encode(offer)).hexdigest()
 
 
-def _why(reject: Redacted[DelegationReject]) -> DelegationChanges:
+def _reject_changes(reject: Redacted[DelegationReject]) -> DelegationChanges:
     """Keeps the text of the reject, so that a repeated offer gets the same answer."""
     sent = reject.message
     return DelegationChanges(code=sent.code, reason=sent.reason, retry_after_ms=sent.retry_after, redacted=reject.found)

@@ -1,18 +1,18 @@
 """Building the result of a delegation from its finished task: transcript, redaction, size limit and proof.
 
 Secrets are removed first, and the proof is signed over what is sent. A result must fit into one envelope. If it does
-not, the transcript is left out (its root stays in the proof), then parts from the end, and the result says so.
+not, the transcript is left out; its root stays in the proof. Then parts are left out from the end, which the result
+says.
 
-In the transcript the role `user` has the request, `assistant` the agent's output, and `tool` its tool calls. An
-artifact is one line, at the place of its first chunk. Content other than text is shown by its kind and the hash of its
-bytes.
+In the transcript the role `user` has the request, `assistant` the agent's output, `tool` its tool calls and the answers
+of other agents, and `system` the number of lines that were left out. An artifact is one line, at the place of its first
+chunk. Content other than text is shown by its kind and the hash of its bytes.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple, cast
@@ -37,7 +37,7 @@ from covenant.model.peers.delegation_messages import (
     TokenUsage,
     TranscriptEntry,
 )
-from covenant.model.peers.instance import WHOLE_MAX
+from covenant.model.peers.instance import WHOLE_MAX, is_instance_id
 from covenant.model.task import Cause, target_of
 from covenant.model.task_event import ArtifactUpdate, Began, Continued, Ended, MessageUpdate, StatusUpdate, Step
 from covenant.model.task_view import Artifact, TaskState, TaskView, answer_text, final_message, first_message
@@ -54,7 +54,7 @@ from covenant.wire.redaction import SecretFinding
 CHARS_MAX: Final = 4_000_000
 """The most characters of all lines together."""
 LINES_MAX: Final = TRANSCRIPT_MAX - 1
-TOOLS: Final = frozenset({"tool_call", "sub_agent_response"})
+TOOL_ARTIFACTS: Final = frozenset({"tool_call", "sub_agent_response"})
 """Artifacts with these names tell which tools the agent used, and what other agents answered."""
 
 Role = Literal["user", "assistant", "tool"]
@@ -73,7 +73,6 @@ _STATUS: Final[dict[str, DelegationStatus]] = {
     "rejected": "failed",
     "canceled": "cancelled",
 }
-_IS_INSTANCE: Final = re.compile(r"frd1_[a-z2-7]{40}").fullmatch
 _MARKABLE: Final = (Text, Json, Resource, ResourceLink)
 
 
@@ -101,46 +100,46 @@ class TranscriptBuilder:
     def add(self, step: Step) -> None:
         match step.what:
             case Began(task):
-                self._say("user", first_message(task), step.ts_ms)
+                self._add_message("user", first_message(task), step.ts_ms)
             case Continued(message):
-                self._say("user", message, step.ts_ms)
+                self._add_message("user", message, step.ts_ms)
             case StatusUpdate() as status:
-                self._write(self._new("assistant", step.ts_ms), _told(status.parts) or status.text)
+                self._write(self._new_line("assistant", step.ts_ms), _text_of(status.parts) or status.text)
             case MessageUpdate() as message:
-                self._say("user" if message.role == "user" else "assistant", message, step.ts_ms)
+                self._add_message("user" if message.role == "user" else "assistant", message, step.ts_ms)
             case ArtifactUpdate() as update:
-                self._make(update, step.ts_ms)
+                self._add_artifact(update, step.ts_ms)
             case Ended(ending, result):
                 last = final_message(result, ending)
-                if last is not None and all(line.text != _told(last.parts) for line in self._artifacts.values()):
-                    self._say("assistant", last, step.ts_ms)
+                if last is not None and all(line.text != _text_of(last.parts) for line in self._artifacts.values()):
+                    self._add_message("assistant", last, step.ts_ms)
             case _:
                 pass
 
     def entries(self, salt: Callable[[int], str]) -> tuple[TranscriptEntry, ...]:
-        said = [line for line in self._lines if line.pieces]
-        made = [_entry(seq, line, salt(seq)) for seq, line in enumerate(said, 1)]
+        lines = [line for line in self._lines if line.pieces]
+        entries = [_entry(seq, line, salt(seq)) for seq, line in enumerate(lines, 1)]
         if self._left_out:
-            seq = len(made) + 1
-            told = f"{self._left_out} more were left out"
-            at_ms = made[-1].at_ms if made else 0
-            made.append(TranscriptEntry(seq=seq, role="system", content=told, at_ms=at_ms, salt=salt(seq)))
-        return tuple(made)
+            seq = len(entries) + 1
+            note = f"{self._left_out} more were left out"
+            at_ms = entries[-1].at_ms if entries else 0
+            entries.append(TranscriptEntry(seq=seq, role="system", content=note, at_ms=at_ms, salt=salt(seq)))
+        return tuple(entries)
 
-    def _say(self, role: Role, message: MessageUpdate, at_ms: int) -> None:
-        self._write(self._new(role, at_ms), _told(message.parts))
+    def _add_message(self, role: Role, message: MessageUpdate, at_ms: int) -> None:
+        self._write(self._new_line(role, at_ms), _text_of(message.parts))
 
-    def _make(self, update: ArtifactUpdate, at_ms: int) -> None:
+    def _add_artifact(self, update: ArtifactUpdate, at_ms: int) -> None:
         line = self._artifacts.get(update.artifact_id)
         if line is None:
-            role: Role = "tool" if update.name in TOOLS else "assistant"
-            self._artifacts[update.artifact_id] = line = self._new(role, at_ms)
+            role: Role = "tool" if update.name in TOOL_ARTIFACTS else "assistant"
+            self._artifacts[update.artifact_id] = line = self._new_line(role, at_ms)
         elif not update.append:
             self._characters -= sum(map(len, line.pieces))
             line.pieces.clear()
-        self._write(line, _told(update.parts, joined=""))
+        self._write(line, _text_of(update.parts, joined=""))
 
-    def _new(self, role: Role, at_ms: int) -> _Line:
+    def _new_line(self, role: Role, at_ms: int) -> _Line:
         line = _Line(role, at_ms, kept=len(self._lines) < LINES_MAX)
         if line.kept:
             self._lines.append(line)
@@ -166,11 +165,11 @@ def _entry(seq: int, line: _Line, salt: str) -> TranscriptEntry:
     return TranscriptEntry(seq=seq, role=line.role, content=line.text, at_ms=line.at_ms, salt=salt)
 
 
-def _told(parts: tuple[Content, ...], joined: str = "\n") -> str:
-    return joined.join(map(_part, parts))
+def _text_of(parts: tuple[Content, ...], joined: str = "\n") -> str:
+    return joined.join(map(_part_text, parts))
 
 
-def _part(part: Content) -> str:
+def _part_text(part: Content) -> str:
     if isinstance(part, Text):
         return part.text
     if isinstance(part, Json):
@@ -190,7 +189,7 @@ class FinishedWork(NamedTuple):
     delegation: Delegation
     view: TaskView
     transcript: tuple[TranscriptEntry, ...]
-    below: tuple[SubDelegation, ...]
+    sub_delegations: tuple[SubDelegation, ...]
     question: str | None = None
 
 
@@ -225,7 +224,7 @@ def build_result(work: FinishedWork, key: PurposeKey, settings: PeerSettings, no
         proven = signed(result)
     except Uncanonical:
         # The parts hold a number that the canonical form cannot have. The requester would refuse it, too.
-        why = result.error or "its parts were left out: its parts hold numbers that cannot be signed"
+        why = result.error or "its parts were left out, since they hold numbers that cannot be signed"
         proven = signed(replace(result, parts=(), error=why, error_code=LEFT_OUT))
     whole = replace(proven, transcript=lines.message) if settings.transcripts == "full" and not held_back else proven
     body = wire.encode(whole)
@@ -244,25 +243,25 @@ def usage_of(used: Any, spent: Any = None) -> TokenUsage:
     return TokenUsage(prompt=prompt, completion=whole - prompt, total=whole)
 
 
-def below(tree: TreeNode, most: int = TREE_NODES_MAX) -> tuple[SubDelegation, ...]:
+def sub_delegations_of(tree: TreeNode, most: int = TREE_NODES_MAX) -> tuple[SubDelegation, ...]:
     """The tasks that a task has delegated, within the protocol's limits."""
-    left = [most]
+    remaining = [most]
 
-    def told(nodes: Sequence[TreeNode], depth: int) -> tuple[SubDelegation, ...]:
+    def build(nodes: Sequence[TreeNode], depth: int) -> tuple[SubDelegation, ...]:
         if depth >= TREE_DEPTH_MAX:
             return ()
         found: list[SubDelegation] = []
         for node in nodes:
-            if left[0] <= 0:
+            if remaining[0] <= 0:
                 break
-            left[0] -= 1
-            found.append(_sub(node, told(node.children, depth + 1)))
+            remaining[0] -= 1
+            found.append(_sub_delegation(node, build(node.children, depth + 1)))
         return tuple(found)
 
-    return told(tree.children, 0)
+    return build(tree.children, 0)
 
 
-def _sub(node: TreeNode, subs: tuple[SubDelegation, ...]) -> SubDelegation:
+def _sub_delegation(node: TreeNode, subs: tuple[SubDelegation, ...]) -> SubDelegation:
     if node.task is None:
         # A task that a peer of ours has delegated, as that peer reported it.
         return SubDelegation(
@@ -283,7 +282,7 @@ def _sub(node: TreeNode, subs: tuple[SubDelegation, ...]) -> SubDelegation:
         profile=profile[:64] or "-",
         status=_STATUS.get(state, "running"),
         remote=target is not None,
-        provider=provider if _IS_INSTANCE(provider) else None,
+        provider=provider if is_instance_id(provider) else None,
         token_usage=usage_of(node.usage_total),
         sub_delegations=subs,
     )
@@ -312,31 +311,31 @@ def _result(work: FinishedWork) -> DelegationResult:
         error_code=code or (LEFT_OUT if left_out else None),
         token_usage=usage,
         duration_ms=max(0, view.updated_at_ms - view.created_at_ms),
-        sub_delegations=work.below,
+        sub_delegations=work.sub_delegations,
     )
 
 
 def _outcome(work: FinishedWork, usage: TokenUsage) -> tuple[DelegationOutcome, str | None, str | None]:
     """The outcome, the error's text, and its code."""
     view, result = work.view, work.view.result
-    said = result.error_message if result is not None and isinstance(result.error_message, str) else ""
+    message = result.error_message if result is not None and isinstance(result.error_message, str) else ""
     metadata = result.metadata if result is not None and isinstance(result.metadata, dict) else {}
     code = metadata.get("code")
     if usage.total > work.delegation.budget:
         # Some agents, such as workers, are not stopped by the daemon when they exceed the budget.
         spent = f"{usage.total} tokens were used, and {work.delegation.budget} were agreed"
-        return "failed", said if code == BUDGET_EXCEEDED else spent, BUDGET_EXCEEDED
+        return "failed", message if code == BUDGET_EXCEEDED else spent, BUDGET_EXCEEDED
     if view.state is TaskState.COMPLETED:
         return "completed", None, None
     if work.question is not None:
         return "failed", f"it asks something, which a delegation cannot: {work.question}", INPUT_REQUIRED
     if view.state is TaskState.CANCELED:
-        return "cancelled", said or "it was cancelled", None
+        return "cancelled", message or "it was cancelled", None
     if view.cause in (Cause.TIMEOUT, Cause.DEADLINE) or code == "timeout":
-        return "timeout", said, "timeout"
+        return "timeout", message, "timeout"
     if view.state is TaskState.REJECTED:
-        return "failed", said or "the agent will not do this", "rejected"
-    return "failed", said or "the agent failed", code[:64] if isinstance(code, str) else "agent_failed"
+        return "failed", message or "the agent will not do this", "rejected"
+    return "failed", message or "the agent failed", code[:64] if isinstance(code, str) else "agent_failed"
 
 
 def _parts(view: TaskView, text: str | None) -> tuple[SentContent, ...]:
@@ -344,9 +343,9 @@ def _parts(view: TaskView, text: str | None) -> tuple[SentContent, ...]:
     message = view.message.parts if view.message is not None and view.state is TaskState.COMPLETED else ()
     plain = all(type(part) is Text and part == Text(part.text) for part in message)
     made = (part for each in view.artifacts if each.parts != (Text(text or ""),) for part in _marked(each))
-    told = (*(() if plain else message), *made)[:PARTS_MAX]
+    parts = (*(() if plain else message), *made)[:PARTS_MAX]
     # The view has the bytes of files already; a file that is left could not be read.
-    return tuple(part for part in told if not isinstance(part, File))
+    return tuple(part for part in parts if not isinstance(part, File))
 
 
 def _marked(artifact: Artifact) -> list[Content]:

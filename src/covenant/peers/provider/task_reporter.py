@@ -37,8 +37,8 @@ from covenant.peers.provider.result_builder import (
     BuiltResult,
     FinishedWork,
     TranscriptBuilder,
-    below,
     build_result,
+    sub_delegations_of,
     usage_of,
 )
 from covenant.seal.proofs import line_salt
@@ -64,28 +64,28 @@ class TaskReporter(PeerService):
         task_id: TaskId | None = None,
     ) -> None:
         super().__init__(context)
-        self._used_by = used
+        self._usage_of_running = used
         self._key = key
         self.task_id = task_id
         """None until it is known."""
-        self._folder = TaskViewBuilder()
-        self._transcriber = TranscriptBuilder()
+        self._view_builder = TaskViewBuilder()
+        self._transcript_builder = TranscriptBuilder()
         self._started = False
         self._message: str | None = None
         """Uncut, since it is searched for secrets before it is cut."""
         self._progress: float | None = None
-        self._news = False
-        """Whether there is progress that the peer was not sent yet."""
+        self._unreported = False
+        """Whether there is progress that was not sent to the peer yet."""
         self._question: str | None = None
-        self._asked: tuple[int, tuple[Content, ...]] = (0, ())
+        self._question_parts: tuple[int, tuple[Content, ...]] = (0, ())
         """The generation of the update that asks, which numbers the question, and the update's parts."""
         self._tree: tuple[SubDelegation, ...] = ()
         self._tree_s = -TREE_S
         # The first status waits a little: for a task that ends at once, the result is enough.
-        self._told_s = asyncio.get_running_loop().time() - PAUSE_S + FIRST_S
+        self._reported_s = asyncio.get_running_loop().time() - PAUSE_S + FIRST_S
 
     async def run(self) -> None:
-        delegation = await self._now()
+        delegation = await self._delegation()
         if delegation is None or delegation.ended:
             return
         self.task_id = delegation.task_id
@@ -94,28 +94,28 @@ class TaskReporter(PeerService):
             await self._cancel(delegation.task_id, "cancelled by the peer")
         if delegation.answer is not None:
             await self.take_answer(delegation)
-        while not self._folder.state.terminal:
+        while not self._view_builder.state.terminal:
             with self._ledger.watch(delegation.task_id) as watch:
                 await self._read(delegation.task_id)
                 await self._follow(delegation, watch)
-        await self._conclude()
+        await self._finish()
 
     async def _follow(self, delegation: Delegation, watch: Watch) -> None:
         """Reports until the task has ended, or until the watch was cut because it fell too far behind."""
         interval_s = max(PAUSE_S, delegation.status_interval_ms / 1000)
-        while not watch.cut and not self._folder.state.terminal:
-            if self._folder.state.waits and not await self._can_ask():
+        while not watch.cut and not self._view_builder.state.terminal:
+            if self._view_builder.state.waits and not await self._can_ask():
                 await self._refuse_question(delegation.task_id)
             elif self._due_s(interval_s) <= 0:
                 await self._report()
             for step in await watch.next(max(SHORTEST_S, self._due_s(interval_s))):
-                self._take(step)
+                self._add_step(step)
 
     def _due_s(self, interval_s: float) -> float:
-        pause_s = PAUSE_S if self._news else interval_s
-        return pause_s - (asyncio.get_running_loop().time() - self._told_s)
+        pause_s = PAUSE_S if self._unreported else interval_s
+        return pause_s - (asyncio.get_running_loop().time() - self._reported_s)
 
-    async def _now(self) -> Delegation | None:
+    async def _delegation(self) -> Delegation | None:
         """The delegation, found by its task: the peer may have another identity by now."""
         if self.task_id is None:
             return await self._ledger.delegation(self._key)
@@ -123,41 +123,41 @@ class TaskReporter(PeerService):
 
     async def _read(self, task_id: TaskId) -> None:
         while True:
-            steps = await self._ledger.steps(task_id, self._folder.generation, PAGE)
+            steps = await self._ledger.steps(task_id, self._view_builder.generation, PAGE)
             for step in steps:
-                self._take(step)
+                self._add_step(step)
             if len(steps) < PAGE:
                 return
 
-    def _take(self, step: Step) -> None:
-        if step.generation <= self._folder.generation:
+    def _add_step(self, step: Step) -> None:
+        if step.generation <= self._view_builder.generation:
             return
-        self._folder.add(step)
-        self._transcriber.add(step)
+        self._view_builder.add(step)
+        self._transcript_builder.add(step)
         what = step.what
         if isinstance(what, Started):
-            self._started = self._news = True
+            self._started = self._unreported = True
         elif isinstance(what, StatusUpdate):
             text = text_of(what.parts) or what.text
-            if self._folder.state.waits:
-                self._question, self._asked = text, (step.generation, what.parts)
-                self._news = True
+            if self._view_builder.state.waits:
+                self._question, self._question_parts = text, (step.generation, what.parts)
+                self._unreported = True
             elif text:
-                self._message, self._news = text, True
+                self._message, self._unreported = text, True
             progress = (what.metadata or {}).get(PROGRESS)
             if isinstance(progress, int | float) and not isinstance(progress, bool) and 0 <= progress <= 1:
-                self._progress, self._news = float(progress), True
+                self._progress, self._unreported = float(progress), True
         elif isinstance(what, MessageUpdate) and what.role != "user" and (text := text_of(what.parts)):
-            self._message, self._news = text, True
+            self._message, self._unreported = text, True
 
     async def _can_ask(self) -> bool:
-        delegation = await self._now()
+        delegation = await self._delegation()
         peer = self._ledger.peer(delegation.peer) if delegation is not None else None
-        asks = self._folder.state is TaskState.INPUT_REQUIRED
+        asks = self._view_builder.state is TaskState.INPUT_REQUIRED
         return asks and peer is not None and peer.keys is not None and peer.keys.has_questions
 
     async def take_answer(self, delegation: Delegation) -> None:
-        """Hand the peer's answer to the task, and then forget it. Repeated, the task still gets it once."""
+        """Hands the peer's answer to the task, and then drops it from the record. A repeat reaches the task once."""
         answer = delegation.answer
         assert answer is not None
         message_id = f"{delegation.task_id}.{answer.question}"
@@ -171,7 +171,7 @@ class TaskReporter(PeerService):
 
     async def _refuse_question(self, task_id: TaskId) -> None:
         """The requester cannot answer: the task is canceled, and the delegation notes why."""
-        if (delegation := await self._now()) is not None:
+        if (delegation := await self._delegation()) is not None:
             await self._ledger.commit(SendToPeer(key=delegation.key, changes=DelegationChanges(code=INPUT_REQUIRED)))
         await self._cancel(task_id, ASKS_BACK)
 
@@ -182,14 +182,14 @@ class TaskReporter(PeerService):
     # Messages to the requester
 
     async def _report(self) -> None:
-        delegation = await self._now()
-        self._news, self._told_s = False, asyncio.get_running_loop().time()
+        delegation = await self._delegation()
+        self._unreported, self._reported_s = False, asyncio.get_running_loop().time()
         if delegation is None or delegation.ended or delegation.delegation_id is None:
             return
         entry = await self._ledger.entry(delegation.task_id)
         held = entry is not None and entry.holder_lost(self._ledger.alive)
-        used = self._used_by(delegation.task_id)
-        made = StatusReport(
+        used = self._usage_of_running(delegation.task_id)
+        report_made = StatusReport(
             offer_id=delegation.offer_id,
             delegation_id=delegation.delegation_id,
             seq=delegation.status_seq + 1,
@@ -197,20 +197,20 @@ class TaskReporter(PeerService):
             progress=self._progress,
             message=HELD if held else self._message,
             token_usage=usage_of(used) if used else delegation.usage,
-            sub_delegations=await self._below(delegation.task_id) or msgspec.UNSET,
+            sub_delegations=await self._sub_delegations(delegation.task_id) or msgspec.UNSET,
         )
-        if self._folder.state.waits:
-            number, asked = self._asked
-            parts = tuple(part for part in asked if not isinstance(part, File))
+        if self._view_builder.state.waits:
+            number, question_parts = self._question_parts
+            parts = tuple(part for part in question_parts if not isinstance(part, File))
             rest = () if text_of(parts) == self._question and all(type(each) is Text for each in parts) else parts
-            made = msgspec.structs.replace(
-                made, status="input_required", message=self._question, question=number, parts=rest
+            report_made = msgspec.structs.replace(
+                report_made, status="input_required", message=self._question, question=number, parts=rest
             )
-        cleared = await redact_aside(made, self._settings.redaction, self._key)
+        cleared = await redact_aside(report_made, self._settings.redaction, self._key)
         report = cleared.message
-        told = SendToPeer(
+        command = SendToPeer(
             key=delegation.key,
-            happenings=("start", "status") if self._started and delegation.state is ACCEPTED else ("status",),
+            transitions=("start", "status") if self._started and delegation.state is ACCEPTED else ("status",),
             changes=DelegationChanges(
                 status_seq=report.seq,
                 usage=report.token_usage,
@@ -223,66 +223,66 @@ class TaskReporter(PeerService):
         )
         # A cancel, or another identity of the peer, may have come in between; then the next report says so.
         with suppress(Conflict, NotFound):
-            await self._ledger.commit(told)
+            await self._ledger.commit(command)
 
-    async def _below(self, task_id: TaskId) -> tuple[SubDelegation, ...]:
+    async def _sub_delegations(self, task_id: TaskId) -> tuple[SubDelegation, ...]:
         """The tasks that this one has delegated, read at most once in `TREE_S`."""
         now_s = asyncio.get_running_loop().time()
         if now_s >= self._tree_s + TREE_S:
             tree = await read_tree(self._ledger, task_id, None)
-            self._tree_s, self._tree = now_s, below(tree, STATUS_TREE_MAX)
+            self._tree_s, self._tree = now_s, sub_delegations_of(tree, STATUS_TREE_MAX)
         return self._tree
 
-    async def _conclude(self) -> None:
+    async def _finish(self) -> None:
         """Sends the result. A restored requester may have made its offer again, or may have another identity by now:
         then the proof is built again, for the offer and the identity that the requester has now.
         """
-        while (delegation := await self._now()) is not None and not delegation.ended:
+        while (delegation := await self._delegation()) is not None and not delegation.ended:
             try:
                 await self._send_result(delegation)
             except (Conflict, NotFound) as refusal:
-                now = await self._now()
-                changed = refusal.code == "offer_changed" or (now is not None and now.key != delegation.key)
-                if now is not None and not now.ended and not changed:
+                present = await self._delegation()
+                changed = refusal.code == "offer_changed" or (present is not None and present.key != delegation.key)
+                if present is not None and not present.ended and not changed:
                     raise
 
     async def _send_result(self, delegation: Delegation) -> None:
-        conclusion = await self._concluded(delegation)
-        log_findings(self._key, conclusion.findings)
-        result = conclusion.result
+        built = await self._build_result(delegation)
+        log_findings(self._key, built.findings)
+        result = built.result
         changes = DelegationChanges(
             usage=result.token_usage,
             code=result.error_code,
             reason=result.error[:500] if result.error is not None else None,
-            redacted=delegation.redacted + sum(each.count for each in conclusion.findings),
+            redacted=delegation.redacted + sum(each.count for each in built.findings),
             proof=result.proof,
         )
         await self._ledger.commit(
             SendToPeer(
                 key=delegation.key,
-                happenings=(f"result_{result.status}",),
+                transitions=(f"result_{result.status}",),
                 changes=changes,
-                messages=(conclusion.message,),
+                messages=(built.message,),
                 about=delegation.offer,
             )
         )
 
-    async def tell_again(self, delegation: Delegation, accept: PeerMessage) -> None:
-        """Send the result of a task that has ended once more. `delegation` has the offer, which the ledger dropped."""
+    async def repeat_result(self, delegation: Delegation, accept: PeerMessage) -> None:
+        """Sends the result of a task that has ended once more. `delegation` has the offer, which the ledger dropped."""
         await self._read(delegation.task_id)
-        built = await self._concluded(delegation)
+        built = await self._build_result(delegation)
         await self._ledger.commit(SendToPeer(key=delegation.key, messages=(accept, built.message)))
 
-    async def _concluded(self, delegation: Delegation) -> BuiltResult:
-        view = self._folder.view()
+    async def _build_result(self, delegation: Delegation) -> BuiltResult:
+        view = self._view_builder.view()
         assert view is not None, "what has ended has begun"
         if self._context.files is not None:
             view = await self._context.files.portable_view(view)
         delegation_id = delegation.delegation_id or delegation.task_id
-        asked = self._question if delegation.code == INPUT_REQUIRED else None
-        lines = self._transcriber.entries(partial(line_salt, self._keyring.salt_key, delegation_id))
+        question = self._question if delegation.code == INPUT_REQUIRED else None
+        lines = self._transcript_builder.entries(partial(line_salt, self._keyring.salt_key, delegation_id))
         tree = await read_tree(self._ledger, delegation.task_id, None)
-        work = FinishedWork(delegation, view, lines, below(tree), asked)
+        work = FinishedWork(delegation, view, lines, sub_delegations_of(tree), question)
         settings, now_ms = self._settings, self._ledger.now_ms()
         peer = self._ledger.peer(delegation.peer)
         key = self._keyring.signing(KeyPurpose.PROOFS, peer.keys if peer is not None else None, now_ms)

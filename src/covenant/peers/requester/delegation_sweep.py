@@ -14,9 +14,7 @@ from typing import Final
 import msgspec
 
 from covenant.exchange.delegation_outcome import settled_as
-from covenant.ledger.machine.peer_commands import (
-    DelegationChanges,
-)
+from covenant.ledger.machine.peer_commands import DelegationChanges
 from covenant.model.errors import Conflict, Refusal
 from covenant.model.peers.delegation import (
     ACCEPTED,
@@ -81,7 +79,7 @@ class DelegationSweep(PeerService):
             if not self._context.serves(delegation.peer):
                 continue
             try:
-                moved += await self._look_at(delegation, now_ms)
+                moved += await self._check_delegation(delegation, now_ms)
             except Conflict as conflict:
                 # The delegation has moved meanwhile, so there is nothing to do about it.
                 log.debug("peer.sweep_conflict", extra={"offer_id": delegation.offer_id, "code": conflict.code})
@@ -90,7 +88,7 @@ class DelegationSweep(PeerService):
     async def _settle(self) -> None:
         for task_id in tuple(self._requester.unsettled):
             delegation = await self._requester.delegation(task_id)
-            if delegation is not None and await self._requester.waits(delegation):
+            if delegation is not None and await self._requester.is_awaited(delegation):
                 continue
             self._requester.unsettled.discard(task_id)
             if delegation is not None and delegation.ended and not delegation.settled:
@@ -99,13 +97,13 @@ class DelegationSweep(PeerService):
                 changes = DelegationChanges(result=None, settled=True)
                 await self._requester.commit(delegation, *((f"task_{outcome}",) if moved else ()), changes=changes)
 
-    async def _look_at(self, delegation: Delegation, now_ms: int) -> bool:
+    async def _check_delegation(self, delegation: Delegation, now_ms: int) -> bool:
         settings, state = self._settings, delegation.state
-        if state is not CANCELLING and not await self._requester.waits(delegation):
+        if state is not CANCELLING and not await self._requester.is_awaited(delegation):
             await self._requester.cancel(delegation.task_id, "nobody waits for it any more")
             return True
         if self._is_out_of_step(delegation):
-            await self._resume(delegation)
+            await self._repeat_after_restore(delegation)
             return True
         if delegation.anyone and state in (OFFERED, LOST) and not delegation.accepted_at_ms:
             away = self._placement.is_unreachable(delegation.peer)
@@ -146,8 +144,8 @@ class DelegationSweep(PeerService):
         peer = self._ledger.peer(delegation.peer)
         return peer is not None and delegation.offered_in != (self._context.ledger_epoch, peer.epoch)
 
-    async def _resume(self, delegation: Delegation) -> None:
-        """Our ledger was restored, or the provider's: repeat the offer or cancel that one of them may have lost.
+    async def _repeat_after_restore(self, delegation: Delegation) -> None:
+        """Our ledger was restored, or the provider's: repeats the offer or the cancel that one of them may have lost.
 
         A provider that has the work answers as before, even if it is done. A provider that has lost it begins again.
         """

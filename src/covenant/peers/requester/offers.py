@@ -5,7 +5,7 @@ delegated within the terms of that peer: no more tokens, no greater depth. `via`
 done for, so that it never goes in a circle.
 
 An accept must be within the offer, a status report and a result within the agreed terms, and a result must be proven.
-If a reply is not, the delegation records what was wrong, and is canceled.
+If a reply is not, the delegation records what was wrong. An accept or a report then cancels it, and a result fails it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ from covenant.seal.proofs import assert_offer, verify_proof
 from covenant.seal.tokens import Narrowing, is_token, narrow
 from covenant.wire.redaction import SecretFinding
 
-Told = Callable[[tuple[SecretFinding, ...]], None]
+OnFindings = Callable[[tuple[SecretFinding, ...]], None]
+"""Called with the secrets that were found in an offer."""
 
 TOKEN_MS: Final = 7 * 24 * 3_600_000
 """How long an offer's token may be used: long enough for an offer that waits for an unreachable peer."""
@@ -100,14 +101,14 @@ class OfferBuilder(PeerService):
         if number > 1:
             offer = _replace(offer, offer_id=derived_task_id(task.id, "offer", str(number)))
         entry = await self._ledger.entry(task.id)
-        over_ms = entry.times_out_at_ms(self._now_ms(), self._ledger.clock.ages) if entry is not None else None
-        deadlines = [each for each in (offer.deadline_ms, over_ms) if each is not None]
+        task_ends_ms = entry.times_out_at_ms(self._now_ms(), self._ledger.clock.ages) if entry is not None else None
+        deadlines = [each for each in (offer.deadline_ms, task_ends_ms) if each is not None]
         # Nobody here waits after the deadline, so a provider that sees the offer later must not begin.
         offer = _replace(offer, deadline_ms=min(deadlines, default=None))
         parts = task.parts or (Text(task.intent_text),)
-        offer = _worded(offer, parts, target.context)
+        offer = _with_texts(offer, parts, target.context)
         cleared = await redact_aside(offer, self._settings.redaction)
-        return cleared._replace(message=self._signed(cleared.message, peer, capabilities))
+        return cleared._replace(message=self._with_assertion(cleared.message, peer, capabilities))
 
     async def _verified(self, peer: Peer) -> Peer:
         if not peer.trust.covers(Trust.VERIFIED):
@@ -184,7 +185,7 @@ class OfferBuilder(PeerService):
             via=tuple(via),
         )
 
-    def _signed(self, offer: DelegationOffer, peer: Peer, capabilities: PeerCapabilities) -> DelegationOffer:
+    def _with_assertion(self, offer: DelegationOffer, peer: Peer, capabilities: PeerCapabilities) -> DelegationOffer:
         assert peer.keys is not None
         token = capabilities.token
         if token is not None:
@@ -200,7 +201,7 @@ class OfferBuilder(PeerService):
         return assert_offer(key, _replace(offer, token=token), provider=peer.id)
 
 
-def _worded(offer: DelegationOffer, parts: tuple[Content, ...], context: str | None) -> DelegationOffer:
+def _with_texts(offer: DelegationOffer, parts: tuple[Content, ...], context: str | None) -> DelegationOffer:
     """The offer with the task's text and context, and with the parts that are more than plain text."""
     words = text_of(parts)
     more = tuple(part for part in parts if not (type(part) is Text and part == Text(part.text)))
@@ -248,11 +249,11 @@ def check_status(incoming: IncomingMessage, delegation: Delegation, report: Stat
     changes = DelegationChanges(
         delegation_id=delegation.delegation_id or report.delegation_id,
         status_seq=report.seq,
-        usage=_used(delegation, report.token_usage),
+        usage=_larger_usage(delegation, report.token_usage),
         progress=report.progress,
         message=None if _repeats(delegation, report) else report.message,
         below=report.sub_delegations or (),
-        question=_asked(delegation, report),
+        question=_question_in(delegation, report),
     )
     if report.token_usage.total <= delegation.budget or delegation.overspent:
         return _command(incoming, delegation, ("status",), changes)
@@ -260,7 +261,7 @@ def check_status(incoming: IncomingMessage, delegation: Delegation, report: Stat
     return _stop(incoming, delegation, "status", changes, Breach(BUDGET_EXCEEDED, reason, overspent=True))
 
 
-def _asked(delegation: Delegation, report: StatusReport) -> DelegationQuestion | None:
+def _question_in(delegation: Delegation, report: StatusReport) -> DelegationQuestion | None:
     """None if the provider asks nothing, or still repeats the question whose answer is on its way.
 
     Question numbers grow, so an earlier number comes from a provider whose ledger was restored: it is asked again.
@@ -294,7 +295,7 @@ async def check_result(
     if restored and broken == ("offer",):
         # The provider answers an offer that our ledger has lost. It answers the present offer when it gets it.
         return ReceiveFromPeer(envelope=incoming.envelope, key=delegation.key)
-    usage = _used(delegation, result.token_usage)
+    usage = _larger_usage(delegation, result.token_usage)
     overspent = delegation.overspent or usage.total > delegation.budget
     code, reason = result.error_code, result.error
     if overspent:
@@ -350,7 +351,7 @@ async def _broken(delegation: Delegation, peer: Peer, result: DelegationResult, 
     return tuple(dict.fromkeys(broken))
 
 
-def _used(delegation: Delegation, reported: TokenUsage) -> TokenUsage:
+def _larger_usage(delegation: Delegation, reported: TokenUsage) -> TokenUsage:
     """Usage never falls: tokens that a provider once reported stay counted."""
     return max(reported, delegation.usage, key=lambda each: each.total)
 
@@ -358,14 +359,14 @@ def _used(delegation: Delegation, reported: TokenUsage) -> TokenUsage:
 def _command(
     incoming: IncomingMessage,
     delegation: Delegation,
-    happenings: tuple[str, ...],
+    transitions: tuple[str, ...],
     changes: DelegationChanges,
     message: DelegationCancel | None = None,
 ) -> ReceiveFromPeer:
     return ReceiveFromPeer(
         envelope=incoming.envelope,
         key=delegation.key,
-        happenings=happenings,
+        transitions=transitions,
         changes=changes,
         messages=(outgoing(message),) if message is not None else (),
     )
@@ -378,19 +379,19 @@ def check_reject(
     deadline_ms = delegation.offer.deadline_ms if delegation.offer is not None else None
     over = reject.code == "expired" and deadline_ms is not None and deadline_ms <= now_ms
     # An expired offer counts as timed out, whichever side noticed first.
-    happening = "timeout" if over and delegation.state is not CANCELLING else "reject"
-    return _command(incoming, delegation, (happening,), why if delegation.code is None else DelegationChanges())
+    transition = "timeout" if over and delegation.state is not CANCELLING else "reject"
+    return _command(incoming, delegation, (transition,), why if delegation.code is None else DelegationChanges())
 
 
 def _stop(
-    incoming: IncomingMessage, delegation: Delegation, happening: str, changes: DelegationChanges, why: Breach
+    incoming: IncomingMessage, delegation: Delegation, transition: str, changes: DelegationChanges, why: Breach
 ) -> ReceiveFromPeer:
     """The provider broke the terms: records why, and cancels the delegation."""
     changes = msgspec.structs.replace(changes, code=why.code, reason=why.reason, overspent=why.overspent)
     if delegation.state is CANCELLING:
-        return _command(incoming, delegation, (happening,), changes)
+        return _command(incoming, delegation, (transition,), changes)
     return _command(
-        incoming, delegation, (happening, "cancel"), changes, cancel_message(delegation, f"{why.code}: {why.reason}")
+        incoming, delegation, (transition, "cancel"), changes, cancel_message(delegation, f"{why.code}: {why.reason}")
     )
 
 

@@ -38,13 +38,13 @@ REFUSING: Final = frozenset({"no_profile", "denied", "version", "budget_too_low"
 REFUSED_MAX: Final = 1_000
 
 
-class _Lane:
+class _PeerSlots:
     """Our delegations to one peer, and how many it accepts."""
 
     def __init__(self) -> None:
         self.held: set[TaskId] = set()
-        self.most = 1
-        self.shown_at_ms = 0
+        self.slots_max = 1
+        self.reported_at_ms = 0
         """When the peer last reported its free slots."""
         self.closed_until_ms = 0
         self.grows_at_ms = 0
@@ -58,7 +58,7 @@ class OfferPlacement(PeerService):
     def __init__(self, context: PeerContext, directory: PeerDirectory) -> None:
         super().__init__(context)
         self._directory = directory
-        self._lanes: dict[InstanceId, _Lane] = {}
+        self._slots: dict[InstanceId, _PeerSlots] = {}
         self._waiting: set[asyncio.Event] = set()
 
     # Candidates
@@ -87,7 +87,7 @@ class OfferPlacement(PeerService):
 
     def _candidates(self, profile: str, tenant: str, task_id: TaskId | None = None) -> Sequence[Peer]:
         found = [peer for peer in self._ledger.peers() if peer.tenant == tenant and _offers(peer, profile)]
-        found = [peer for peer in found if task_id not in self._lane(peer).refused]
+        found = [peer for peer in found if task_id not in self._slots_of(peer).refused]
         return sorted(found, key=lambda peer: self._preference(peer, profile), reverse=True)
 
     def _preference(self, peer: Peer, profile: str) -> tuple[bool, bool, bool, float, int]:
@@ -97,7 +97,7 @@ class OfferPlacement(PeerService):
         return not self.is_unreachable(peer.id), trusted, room > 0, -_price(peer, profile), room
 
     def is_unreachable(self, peer: InstanceId) -> bool:
-        return any(told(peer) for told in self._context.unreachable)
+        return any(check(peer) for check in self._context.unreachable)
 
     def is_introduced(self) -> bool:
         """Whether every peer of the settings has said what it offers, or has had time to.
@@ -127,7 +127,7 @@ class OfferPlacement(PeerService):
             while True:
                 woken.clear()
                 if (peer := self._ready(target, task)) is not None:
-                    self._lane(peer).held.add(task.id)
+                    self._slots_of(peer).held.add(task.id)
                     return peer
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_AGAIN_S):
@@ -146,58 +146,58 @@ class OfferPlacement(PeerService):
         return next(filter(self._is_ready, candidates), None)
 
     def _is_ready(self, peer: Peer) -> bool:
-        return self._room(peer) > 0 and self._monotonic_ms() >= self._lane(peer).closed_until_ms
+        return self._room(peer) > 0 and self._monotonic_ms() >= self._slots_of(peer).closed_until_ms
 
     def _room(self, peer: Peer) -> int:
-        lane = self._lane(peer)
-        return lane.most - len(lane.held)
+        slots = self._slots_of(peer)
+        return slots.slots_max - len(slots.held)
 
-    def _lane(self, peer: Peer) -> _Lane:
-        lane = self._lanes.setdefault(peer.id, _Lane())
-        shown: PeerCapabilities | None = peer.capabilities
-        if shown is not None and shown.issued_at_ms > lane.shown_at_ms:
-            lane.shown_at_ms = shown.issued_at_ms
+    def _slots_of(self, peer: Peer) -> _PeerSlots:
+        slots = self._slots.setdefault(peer.id, _PeerSlots())
+        reported: PeerCapabilities | None = peer.capabilities
+        if reported is not None and reported.issued_at_ms > slots.reported_at_ms:
+            slots.reported_at_ms = reported.issued_at_ms
             # The free slots that a peer reports do not include those that our delegations hold.
-            lane.most = max(1, shown.free_slots + len(lane.held))
-        return lane
+            slots.slots_max = max(1, reported.free_slots + len(slots.held))
+        return slots
 
     # Answers of a peer
 
     def hold(self, delegation: Delegation) -> None:
         """Takes the place of a delegation that an earlier run offered."""
-        self._lanes.setdefault(delegation.peer, _Lane()).held.add(delegation.task_id)
+        self._slots.setdefault(delegation.peer, _PeerSlots()).held.add(delegation.task_id)
 
     def leave(self, peer: InstanceId, task_id: TaskId) -> None:
-        lane = self._lanes.get(peer)
-        if lane is not None:
-            lane.held.discard(task_id)
+        slots = self._slots.get(peer)
+        if slots is not None:
+            slots.held.discard(task_id)
             self.wake()
 
     def refuse(self, peer: InstanceId, task_id: TaskId) -> None:
-        lane = self._lanes.setdefault(peer, _Lane())
-        if len(lane.refused) >= REFUSED_MAX:
-            lane.refused.clear()
-        lane.refused.add(task_id)
+        slots = self._slots.setdefault(peer, _PeerSlots())
+        if len(slots.refused) >= REFUSED_MAX:
+            slots.refused.clear()
+        slots.refused.add(task_id)
         self.leave(peer, task_id)
 
     def accepted(self, delegation: Delegation) -> None:
         """The peer had room for this delegation, so it may have room for one more."""
-        lane, now_ms = self._lanes.get(delegation.peer), self._monotonic_ms()
-        if lane is not None and len(lane.held) >= lane.most and now_ms >= lane.grows_at_ms:
-            lane.most = len(lane.held) + 1
+        slots, now_ms = self._slots.get(delegation.peer), self._monotonic_ms()
+        if slots is not None and len(slots.held) >= slots.slots_max and now_ms >= slots.grows_at_ms:
+            slots.slots_max = len(slots.held) + 1
             self.wake()
 
     def pause(self, peer: InstanceId, task_id: TaskId, retry_after_ms: int | None, *, full: bool) -> None:
         """The peer did not accept this task now. `full`: because all its slots are taken."""
-        lane = self._lanes.setdefault(peer, _Lane())
-        lane.held.discard(task_id)
+        slots = self._slots.setdefault(peer, _PeerSlots())
+        slots.held.discard(task_id)
         pause_ms = min(retry_after_ms if retry_after_ms is not None else PAUSE_MS, PAUSE_MS_MAX)
-        lane.grows_at_ms = self._monotonic_ms() + pause_ms
-        if full and lane.held:
-            lane.most = len(lane.held)
+        slots.grows_at_ms = self._monotonic_ms() + pause_ms
+        if full and slots.held:
+            slots.slots_max = len(slots.held)
         else:
-            lane.most = max(1, lane.most)
-            lane.closed_until_ms = lane.grows_at_ms
+            slots.slots_max = max(1, slots.slots_max)
+            slots.closed_until_ms = slots.grows_at_ms
         self.wake()
 
     def wake(self) -> None:

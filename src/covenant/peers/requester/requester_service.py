@@ -58,7 +58,7 @@ from covenant.peers.message_redaction import Redacted, outgoing, redact_aside
 from covenant.peers.peer_settings import PeerContext, PeerService
 from covenant.peers.requester.offers import (
     OfferBuilder,
-    Told,
+    OnFindings,
     cancel_message,
     check_accept,
     check_reject,
@@ -71,7 +71,7 @@ from covenant.wire import peers as wire
 
 PROVIDER_LOST: Final = "provider_lost"
 FORGOTTEN_MAX: Final = 1_000
-AGAIN_S: Final = 0.5
+RETRY_S: Final = 0.5
 
 log = logging.getLogger(__name__)
 
@@ -115,10 +115,10 @@ class Requester(PeerService):
 
     # Offering
 
-    async def offer(self, task: Task, target: Target, told: Told = lambda _: None) -> Delegation:
-        """Offer a task to a peer, once. Raises `Unavailable` if the peer must be asked first and does not answer.
+    async def offer(self, task: Task, target: Target, on_findings: OnFindings = lambda _: None) -> Delegation:
+        """Offers a task to a peer, once. Raises `Unavailable` if the peer must be asked first and does not answer.
 
-        `told` is called with the findings of secrets in the offer.
+        `on_findings` is called with the secrets that were found in the offer, if there are any.
         """
         known = await self.delegation(task.id)
         if known is not None and not self.is_passing(known, task):
@@ -130,22 +130,22 @@ class Requester(PeerService):
                 await self._directory.capabilities(peer, fresh=True)
             made = await self._offers.make(task, peer, target, known.number + 1 if known is not None else 1)
             if made.findings:
-                told(made.findings)
+                on_findings(made.findings)
             return await self._begin(task, peer, target, made, known)
-        except Unavailable as away:
-            self.placement.pause(peer.id, task.id, away.retry_after_ms, full=False)
+        except Unavailable as unavailable:
+            self.placement.pause(peer.id, task.id, unavailable.retry_after_ms, full=False)
             raise
         except (Conflict, Forbidden, NotFound) as refusal:
             if self._ledger.peer(peer.id) is None:  # it has another identity by now, and is found by the old id, too
                 self.placement.leave(peer.id, task.id)
-                return await self.offer(task, target, told)
+                return await self.offer(task, target, on_findings)
             if isinstance(refusal, Conflict):
                 self.placement.leave(peer.id, task.id)
                 raise
             self.placement.refuse(peer.id, task.id)
             if target.peer or not self.placement.has_candidates(task, target.profile or ""):
                 raise
-            return await self.offer(task, target, told)
+            return await self.offer(task, target, on_findings)
         except BaseException:
             self.placement.leave(peer.id, task.id)
             raise
@@ -169,7 +169,7 @@ class Requester(PeerService):
             SendToPeer(
                 key=begin.key,
                 begin=begin,
-                happenings=("offer",),
+                transitions=("offer",),
                 messages=(outgoing(made.message),),
                 replaces=before.key if before is not None else None,
             )
@@ -191,8 +191,8 @@ class Requester(PeerService):
         return delegation.code == "untrusted" and waited_ms < INTRODUCTION_MS
 
     async def offer_again(self, by: AgentId, task_id: TaskId) -> Delegation:
-        """Send the offer of a lost delegation again, unchanged: a provider that has the offer answers as before."""
-        delegation = await self.known(task_id)
+        """Sends the offer of a lost delegation again, unchanged: a provider that has the offer answers as before."""
+        delegation = await self.required_delegation(task_id)
         if delegation.state is not LOST or delegation.offer is None:
             raise Conflict("not_lost", f"this delegation is {delegation.state.value}; only a lost one is offered again")
         return (
@@ -202,11 +202,11 @@ class Requester(PeerService):
         ).delegation
 
     async def force_error(self, by: AgentId, task_id: TaskId, reason: str) -> Delegation:
-        """Give up a delegation that is lost, or whose provider does not answer a cancel.
+        """Gives up a delegation that is lost, or whose provider does not answer a cancel.
 
         The provider gets the cancel as soon as it can be reached.
         """
-        delegation = await self.known(task_id)
+        delegation = await self.required_delegation(task_id)
         if delegation.state not in (LOST, CANCELLING):
             raise Conflict("not_lost", f"this delegation is {delegation.state.value}; cancel it instead")
         return await self.give_up(delegation, reason, by)
@@ -217,7 +217,7 @@ class Requester(PeerService):
         If the task has not ended, its next attempt goes on with the delegation.
         """
         delegation = await self.delegation(task_id)
-        if delegation is not None and not delegation.ended and not await self.waits(delegation):
+        if delegation is not None and not delegation.ended and not await self.is_awaited(delegation):
             await self.cancel(task_id, reason)
 
     # Records of delegations, and messages to the provider
@@ -226,7 +226,7 @@ class Requester(PeerService):
         found = await self._ledger.delegation_of(task_id)
         return found if found is not None and found.role is DelegationRole.REQUESTER else None
 
-    async def known(self, task_id: TaskId) -> Delegation:
+    async def required_delegation(self, task_id: TaskId) -> Delegation:
         delegation = await self.delegation(task_id)
         if delegation is None:
             raise unknown_delegation(task_id)
@@ -235,7 +235,7 @@ class Requester(PeerService):
     async def commit(
         self,
         delegation: Delegation,
-        *happenings: str,
+        *transitions: str,
         changes: DelegationChanges | None = None,
         message: DelegationOffer | DelegationCancel | DelegationInput | None = None,
         by: AgentId | None = None,
@@ -247,7 +247,7 @@ class Requester(PeerService):
             changes = msgspec.structs.replace(changes, redacted=delegation.redacted + cleared.found)
         command = SendToPeer(
             key=delegation.key,
-            happenings=happenings,
+            transitions=transitions,
             changes=changes,
             messages=(outgoing(message),) if message is not None else (),
             by=by,
@@ -275,29 +275,29 @@ class Requester(PeerService):
         return self.since_ms if self._context.shared is None else 0
 
     async def cancel(self, task_id: TaskId, reason: str) -> Delegation:
-        """Cancel a delegation, durably: the provider gets the cancel as soon as it can be reached.
+        """Cancels a delegation, durably: the provider gets the cancel as soon as it can be reached.
 
         A delegation that has ended stays as it is. An offer that still waits is not sent any more; if nobody began to
         send it, the delegation ends at once.
         """
-        delegation = await self.known(task_id)
+        delegation = await self.required_delegation(task_id)
         if delegation.ended or delegation.state is CANCELLING:
             return delegation
         return (await self.commit(delegation, "cancel", message=cancel_message(delegation, reason))).delegation
 
     async def note_asked(self, delegation: Delegation) -> None:
-        """Note which question the task is about to ask its sender."""
+        """Records which question the task is about to ask its sender."""
         assert delegation.question is not None
         if delegation.asked != delegation.question.number:
             await self.commit(delegation, changes=DelegationChanges(asked=delegation.question.number))
 
     async def answer(self, task_id: TaskId, turn: int, parts: tuple[Content, ...]) -> bool:
-        """Send the provider the answer to its question, once for a turn of the task.
+        """Sends the provider the answer to its question, once for a turn of the task.
 
         False if the provider asks nothing, or if this turn has answered already. False too if the provider asks another
         question by now than the task's sender was asked, which happens after one of the ledgers was restored.
         """
-        delegation = await self.known(task_id)
+        delegation = await self.required_delegation(task_id)
         question = delegation.question
         if question is None or delegation.delegation_id is None or delegation.answered_turn >= turn:
             return False
@@ -330,7 +330,7 @@ class Requester(PeerService):
         return by_task(delegation, await self.task_outcome(delegation))
 
     def note(self, delegation: Delegation) -> None:
-        """After a move: remember to settle a delegation that has ended, and free its place at the provider."""
+        """Called after a move: a delegation that has ended is settled later, and its place at the provider is free."""
         if not delegation.ended:
             if delegation.state is ACCEPTED:
                 self.placement.accepted(delegation)
@@ -345,13 +345,14 @@ class Requester(PeerService):
         else:
             self.placement.leave(delegation.peer, delegation.task_id)
 
-    async def waits(self, delegation: Delegation) -> bool:
+    async def is_awaited(self, delegation: Delegation) -> bool:
+        """Whether the task here has not ended, so that it waits for the delegation."""
         entry = await self._ledger.entry(delegation.task_id)
         return entry is not None and not entry.finished
 
     async def task_outcome(self, delegation: Delegation) -> DelegationOutcome | None:
         """How the task here has ended; None if it has not."""
-        if await self.waits(delegation):
+        if await self.is_awaited(delegation):
             return None
         return view_outcome((await self._tasks.past(delegation.task_id)).view())
 
@@ -365,13 +366,13 @@ class Requester(PeerService):
             while True:
                 follower.moved.clear()
                 try:
-                    delegation = await self.known(task_id)
+                    delegation = await self.required_delegation(task_id)
                     if delegation != follower.seen:
                         await self._ledger.durable()
                 except Unavailable:
                     if self._context.shared is None:
                         raise
-                    await wait_at_most(follower.moved, AGAIN_S)  # the database may be back by then
+                    await wait_at_most(follower.moved, RETRY_S)  # the database may be back by then
                     continue
                 if delegation != follower.seen:
                     follower.seen = delegation
@@ -410,7 +411,7 @@ class Requester(PeerService):
             or (in_step and seq is not None and seq != delegation.received_seq + 1)
         ):
             received = await self._ledger.commit(ReceiveFromPeer(envelope=envelope, key=key))
-            await self._remind(incoming, key, delegation)
+            await self._answer_unexpected(incoming, key, delegation)
             return received
         command = await self._receive_command(incoming, delegation, message)
         try:
@@ -427,7 +428,9 @@ class Requester(PeerService):
             )
             return await self._ledger.commit(ReceiveFromPeer(envelope=incoming.envelope, key=key))
 
-    async def _remind(self, incoming: IncomingMessage, key: DelegationKey, delegation: Delegation | None) -> None:
+    async def _answer_unexpected(
+        self, incoming: IncomingMessage, key: DelegationKey, delegation: Delegation | None
+    ) -> None:
         """After a restore: cancels work at the provider that has ended here, and audits offers that our ledger lost."""
         goes_on = isinstance(incoming.message, DelegationAccept | StatusReport)
         if delegation is None:

@@ -1,11 +1,12 @@
 """The inbox: each sealed envelope is checked, opened, and handled exactly once.
 
 The checks run in this order: size, signature, sender, recipient and time; then replay and the sender's message rate.
-Only then is the envelope opened (a large one in a thread) and acted on. Each handler commits one `ReceiveFromPeer`, so
-an envelope and its effects are one record. Each refusal is audited; `peer_refusal` is the answer for the sender.
+Only then is the envelope opened (a large one in a thread) and acted on. The handler of a delegation message commits one
+`ReceiveFromPeer`, so the envelope and its effects are one record. Each refusal is audited; `peer_refusal` is the answer
+for the sender.
 
-An unverified peer may query capabilities, answer a challenge, poll, and end delegations that it began while it was
-trusted. Its offers are rejected with a message of the protocol.
+An unverified peer may query capabilities, answer a challenge, poll, and send messages about delegations that began
+while it was verified. Its offers are rejected with a message of the protocol.
 """
 
 from __future__ import annotations
@@ -59,9 +60,9 @@ LARGE_BYTES: Final = 64 * 1024
 LARGE_AT_ONCE: Final = 4
 TRUSTED_FACTOR: Final = 10
 LOOK_UPS_PER_MIN: Final = 6
-"""How often we look up an unknown sender at our relay in a minute. One that writes much uses up nobody else's."""
-STRANGERS_PER_MIN: Final = 12
-"""How many unknown senders we look up at our relay in a minute."""
+"""How often we look up one unknown sender at our relay in a minute. One that writes much uses up nobody else's."""
+ALL_LOOK_UPS_PER_MIN: Final = 120
+"""How often we look up unknown senders in a minute: a relay could make up as many as it likes."""
 OFFER: Final = "delegation_offer"
 CANCEL: Final = "delegation_cancel"
 T = TypeVar("T")
@@ -135,10 +136,11 @@ class Inbox(PeerService):
         self._poll_server = PollServer(context, directory, self.relay)
         self._large = asyncio.Semaphore(LARGE_AT_ONCE)
         self._look_ups = SlidingWindow(LOOK_UPS_PER_MIN, MINUTE_MS)
+        self._all_look_ups = SlidingWindow(ALL_LOOK_UPS_PER_MIN, MINUTE_MS)
 
     async def receive(self, body: bytes, address: str | None) -> wire.Received:
         """Processes an envelope; answers once that is durable. Raises a `Refusal` that the sender may see."""
-        received, certified = await self._receive(body, address, _decode_message, self._received)
+        received, certified = await self._receive(body, address, _decode_message, self._handle_posted)
         sender = self._keyring.sender(certified=certified, now_ms=self._now_ms())
         certificate = sender.certificate or msgspec.UNSET
         return msgspec.structs.replace(received, receipt=receipt(sender, body), certificate=certificate)
@@ -147,10 +149,12 @@ class Inbox(PeerService):
         """Answers a poll with the messages that wait for the sender. Waits for one as long as the poll asks for."""
         return (await self._receive(body, address, _decode_poll, self._poll_server.answer))[0]
 
-    async def take(self, body: bytes, *, relayed: bool = False) -> TakenEnvelope:
+    async def receive_fetched(self, body: bytes, *, relayed: bool = False) -> TakenEnvelope:
         """Processes an envelope that we fetched ourselves. We chose the pace, so no rate limit applies."""
         life_ms_max = RELAYED_LIFE_MS_MAX if relayed else ENVELOPE_LIFE_MS_MAX
-        answered = await self._receive(body, None, _decode_message, self._took, metered=False, life_ms_max=life_ms_max)
+        answered = await self._receive(
+            body, None, _decode_message, self._handle_fetched, metered=False, life_ms_max=life_ms_max
+        )
         return answered[0]
 
     async def note_withdrawn(self, bodies: Sequence[bytes]) -> None:
@@ -158,7 +162,7 @@ class Inbox(PeerService):
         withdrawn = self._context.withdrawn
         withdrawn.clear()
         for body in bodies if len(bodies) > 1 else ():
-            with suppress(EnvelopeRefused, Refusal):  # `take` refuses the envelope later
+            with suppress(EnvelopeRefused, Refusal):  # `receive_fetched` refuses the envelope later
                 checked = await self._check(body, RELAYED_LIFE_MS_MAX)
                 if checked.header.typ == CANCEL:
                     message = await self._open(checked, _decode_message)
@@ -166,7 +170,7 @@ class Inbox(PeerService):
                     sender = InstanceId(checked.header.sender)
                     withdrawn.add(DelegationKey(DelegationRole.PROVIDER, sender, message.offer_id))
 
-    async def follows(self, body: bytes) -> bool:
+    async def follow_sender(self, body: bytes) -> bool:
         """Whether the unknown sender of this envelope at the relay is a peer under a new identity."""
         senders: list[InstanceId] = []
 
@@ -179,7 +183,8 @@ class Inbox(PeerService):
             check(body, us=self._keyring.id, now_ms=self._now_ms(), known=known)
         if not senders or self._ledger.peer(senders[0]) is not None:
             return False
-        if self._look_ups.take(senders[0], self._monotonic_ms()) is not None:
+        now_ms = self._monotonic_ms()
+        if self._look_ups.take(senders[0], now_ms) is not None or self._all_look_ups.take("", now_ms) is not None:
             return False
         try:
             return await self._directory.follow_at_relay(senders[0])
@@ -192,7 +197,7 @@ class Inbox(PeerService):
         try:
             header = await self._aside(len(body), partial(self.relay.check, body, recipient))
             sender = InstanceId(header.sender)
-            self._spend(sender)
+            self._check_rate(sender)
             until_ms, duplicate = await self.relay.keep(body, header)
         except EnvelopeRefused as refused:
             await self._refusals.note(refused.code.value, refused.message, address, refused.sender)
@@ -202,7 +207,7 @@ class Inbox(PeerService):
             raise
         return wire.Relayed(status="relayed", until_ms=until_ms, duplicate=duplicate)
 
-    async def introduced(self, body: bytes, address: str | None) -> wire.Received:
+    async def receive_introduction(self, body: bytes, address: str | None) -> wire.Received:
         """An instance shows its present and former identities. The proofs are in it, so it needs no envelope."""
         try:
             return await self._directory.receive_introduction(body)
@@ -210,11 +215,11 @@ class Inbox(PeerService):
             await self._refusals.note(refusal.code, refusal.message, address, None)
             raise
 
-    async def deposited(self, recipient: str) -> bytes:
+    async def introduction_of(self, recipient: str) -> bytes:
         """The introduction of an instance that fetches its envelopes here, as it came."""
         return await self.relay.introduction(recipient)
 
-    async def too_large(self, address: str | None) -> Refusal:
+    async def refuse_too_large(self, address: str | None) -> Refusal:
         refused = EnvelopeRefused(Code.TOO_LARGE, "more than an envelope can have")
         await self._refusals.note(refused.code.value, refused.message, address, None)
         return peer_refusal(refused)
@@ -239,7 +244,7 @@ class Inbox(PeerService):
             checked = await self._check(body, life_ms_max)
             sender = InstanceId(checked.header.sender)
             if metered:
-                self._spend(sender)
+                self._check_rate(sender)
             message = await self._open(checked, decode)
             # The peer may have been removed or denied while the envelope was opened.
             peer, header = self._peer(sender), checked.header
@@ -295,7 +300,7 @@ class Inbox(PeerService):
             raise EnvelopeRefused(Code.UNKNOWN_SENDER, f"{sender} is not a peer")
         return peer
 
-    def _spend(self, sender: InstanceId) -> None:
+    def _check_rate(self, sender: InstanceId) -> None:
         per_min = self._settings.messages_per_min
         if self._peer(sender).trust is Trust.TRUSTED:
             per_min *= TRUSTED_FACTOR
@@ -324,7 +329,7 @@ class Inbox(PeerService):
 
     # Effects of an envelope
 
-    async def _received(self, peer: Peer, envelope: ReceivedEnvelope, message: Message) -> wire.Received:
+    async def _handle_posted(self, peer: Peer, envelope: ReceivedEnvelope, message: Message) -> wire.Received:
         if isinstance(message, wire.DeliveryAcks):
             await self._receive_acks(peer, envelope, message)
             return wire.Received(status="accepted")
@@ -333,7 +338,7 @@ class Inbox(PeerService):
             return wire.Received(status="accepted", envelope=msgspec.Raw(reply))
         return wire.Received(status="accepted", duplicate=received.known or received.repeated)
 
-    async def _took(self, peer: Peer, envelope: ReceivedEnvelope, message: Message) -> TakenEnvelope:
+    async def _handle_fetched(self, peer: Peer, envelope: ReceivedEnvelope, message: Message) -> TakenEnvelope:
         if isinstance(message, wire.DeliveryAcks):
             await self._receive_acks(peer, envelope, message)
             return TakenEnvelope(peer.id)
@@ -341,8 +346,8 @@ class Inbox(PeerService):
         if isinstance(message, CapabilityQuery | CapabilityResponse):
             return TakenEnvelope(peer.id, reply=reply)
         assert envelope.seq is not None
-        said_by = DelegationRole.REQUESTER if envelope.typ in wire.REQUESTER_SENDS else DelegationRole.PROVIDER
-        return TakenEnvelope(peer.id, ack=wire.Ack(role=said_by, offer_id=message.offer_id, seq=envelope.seq))
+        sender_role = DelegationRole.REQUESTER if envelope.typ in wire.REQUESTER_SENDS else DelegationRole.PROVIDER
+        return TakenEnvelope(peer.id, ack=wire.Ack(role=sender_role, offer_id=message.offer_id, seq=envelope.seq))
 
     async def _receive_acks(self, peer: Peer, envelope: ReceivedEnvelope, message: wire.DeliveryAcks) -> None:
         if envelope.seq is not None:

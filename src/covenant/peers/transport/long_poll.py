@@ -4,8 +4,9 @@
 until a later poll acknowledges it, so a lost answer costs nothing. Messages of one delegation keep their order, and
 only one poll of a peer waits at a time: a new poll ends the one before.
 
-`PollClient` polls the peers that the setting `peers.poll` names, and acknowledges the processed messages with its next
-poll. A capability query that arrives this way is answered at once, to the peer's address.
+`PollClient` polls our relay, and the peers that the setting `peers.poll` names. It acknowledges the processed messages
+of a peer with its next poll, and those that came through the relay in an envelope to their sender. A capability query
+that arrives this way is answered at once, to the peer's address.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from covenant.model.peers.delegation import (
 from covenant.model.peers.instance import InstanceId, Prekey
 from covenant.outbound.concurrency import wait_at_most
 from covenant.peers.directory.handshake import keys_worth_keeping
-from covenant.peers.peer_settings import PeerContext, PeerService
+from covenant.peers.peer_settings import EVERYBODY, PeerContext, PeerService, is_named
 from covenant.peers.transport.peer_client import DELIVERY_S, DeliveryFailure, DeliveryTrouble, EnvelopeSender
-from covenant.peers.transport.relay import Relay
+from covenant.peers.transport.relay import ANSWER_BYTES_MAX, Relay
 from covenant.seal.identity import bundle_holds
 from covenant.wire import peers as wire
 from covenant.wire.peers import POLL_PATH, RECEIVE_PATH, Poll, Polled
@@ -43,15 +44,12 @@ if TYPE_CHECKING:
     from covenant.peers.directory.peer_directory import PeerDirectory
     from covenant.peers.transport.inbox import Inbox
 
-ANSWER_BYTES_MAX: Final = 4 * 1024 * 1024
-"""The most bytes of all envelopes in an answer, unless the first alone has more."""
 ENVELOPE_EXTRA: Final = 4_096
 """About the size of an envelope without its body."""
 ASIDE_MIN: Final = 8
 """This many envelopes or more are sealed in a thread."""
 ASIDE_BYTES: Final = 64 * 1024
 log = logging.getLogger(__name__)
-EVERYBODY: Final = "*"
 
 
 class _PollMessage(NamedTuple):
@@ -65,13 +63,13 @@ class PollServer(PeerService):
         super().__init__(context)
         self._directory = directory
         self._relay = relay
-        relay.woken = self._news
+        relay.on_envelope = self._wake
         self._waiting: dict[InstanceId, asyncio.Event] = {}
-        self._handed: dict[InstanceId, dict[DelegationKey, int]] = {}
+        self._handed_out: dict[InstanceId, dict[DelegationKey, int]] = {}
         """For each peer, the delegations with messages in its last answer, and the highest number of each."""
         self._closed = False
-        context.in_flight.append(self.handed)
-        context.ledger.on_peer(self._news)
+        context.in_flight.append(self.handed_out_through)
+        context.ledger.on_peer(self._wake)
 
     async def answer(self, peer: Peer, envelope: ReceivedEnvelope, poll: Poll) -> Polled:
         until = asyncio.get_running_loop().time() + poll.wait_ms / 1000
@@ -85,19 +83,19 @@ class PollServer(PeerService):
             shown = poll.relay.introduction.keys
             if shown != poll.keys and not bundle_holds(shown, peer.id, self._now_ms()):
                 raise Invalid("bad_keys", "the keys in this introduction are not those of its sender, or not valid now")
-            await self._relay.fetched(peer, wire.encode(poll.relay.introduction), poll.relay.taken)
+            await self._relay.receive_fetch(peer, wire.encode(poll.relay.introduction), poll.relay.taken)
         return await self._wait(peer.id, poll, prekey, until)
 
-    def handed(self, key: DelegationKey) -> int:
+    def handed_out_through(self, key: DelegationKey) -> int:
         """The highest number of this delegation's messages that the peer may have and has not acknowledged."""
-        return self._handed.get(key.peer, {}).get(key, 0)
+        return self._handed_out.get(key.peer, {}).get(key, 0)
 
     def close(self) -> None:
         self._closed = True
         for woken in self._waiting.values():
             woken.set()
 
-    def _news(self, peer: InstanceId) -> None:
+    def _wake(self, peer: InstanceId) -> None:
         woken = self._waiting.get(peer)
         if woken is not None:
             woken.set()
@@ -142,12 +140,12 @@ class PollServer(PeerService):
             return ()
         query = self._directory.pending_query(peer)
         handed_out = [] if query is None else [_PollMessage(wire.type_of(query), wire.encode(query), None)]
-        before = self._handed.pop(peer_id, {})
+        before = self._handed_out.pop(peer_id, {})
         messages = await self._fitting(peer_id, most - len(handed_out), before)
         if self._context.shared is not None:
             messages = await mark_begun(self._ledger, messages)
         if messages:
-            self._handed[peer_id] = {message.delegation: message.seq for message in messages}
+            self._handed_out[peer_id] = {message.delegation: message.seq for message in messages}
         return handed_out + [_PollMessage(message.typ, bytes(message.body), message.seq) for message in messages]
 
     async def _fitting(
@@ -215,6 +213,15 @@ def acknowledged(peer: InstanceId, acks: Sequence[wire.Ack]) -> tuple[OutboxMove
 Acks = dict[tuple[DelegationRole, str], int]
 
 
+def _note_ack(acks: Acks, ack: wire.Ack) -> None:
+    key = (ack.role, ack.offer_id)
+    acks[key] = max(ack.seq, acks.get(key, 0))
+
+
+def _acks(acks: Acks) -> tuple[wire.Ack, ...]:
+    return tuple(wire.Ack(role=role, offer_id=offer_id, seq=seq) for (role, offer_id), seq in acks.items())
+
+
 class TakenEnvelope(NamedTuple):
     """An envelope that we fetched. `ack` goes with the next poll; `reply` is sent at once."""
 
@@ -229,9 +236,9 @@ class PollClient(PeerService):
         self._sender = sender
         self._inbox = inbox
         self._named = frozenset(context.settings.poll)
-        self._fetching: dict[InstanceId, asyncio.Task[None]] = {}
+        self._tasks: dict[InstanceId, asyncio.Task[None]] = {}
         self._troubles: dict[InstanceId, DeliveryTrouble] = {}
-        self._owed: dict[InstanceId, Acks] = {}
+        self._relay_acks: dict[InstanceId, Acks] = {}
         """Acknowledgements for messages from the relay, by sender, that were not sent yet."""
         self._woken = asyncio.Event()
         self._polls = bool(self._named) or self._relay_root is not None
@@ -239,7 +246,7 @@ class PollClient(PeerService):
             context.ledger.on_peer(lambda _: self.look_again())
 
     def look_again(self) -> None:
-        """The peers to poll may be others now."""
+        """Called when the peers to poll may have changed."""
         self._woken.set()
 
     def troubles(self) -> Sequence[DeliveryTrouble]:
@@ -250,39 +257,33 @@ class PollClient(PeerService):
             while True:
                 self._woken.clear()
                 if self._polls:
-                    self._settle()
+                    self._update_tasks()
                 await self._woken.wait()
         finally:
-            tasks = list(self._fetching.values())
+            tasks = list(self._tasks.values())
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            self._fetching.clear()
+            self._tasks.clear()
             self._troubles.clear()
 
-    def _settle(self) -> None:
+    def _update_tasks(self) -> None:
         wanted = {peer.id for peer in self._ledger.peers() if self._fetches_from(peer)}
-        for peer_id in [each for each, task in self._fetching.items() if each not in wanted or task.done()]:
-            self._fetching.pop(peer_id).cancel()
+        for peer_id in [each for each, task in self._tasks.items() if each not in wanted or task.done()]:
+            self._tasks.pop(peer_id).cancel()
             self._troubles.pop(peer_id, None)
-        for peer_id in wanted - self._fetching.keys():
-            self._fetching[peer_id] = asyncio.create_task(self._fetch_always(peer_id))
+        for peer_id in wanted - self._tasks.keys():
+            self._tasks[peer_id] = asyncio.create_task(self._poll_forever(peer_id))
 
     def _fetches_from(self, peer: Peer) -> bool:
-        named = self._named
         return (
             peer.url is not None
             and not peer.denied
             and self._context.serves(peer.id)
-            and (
-                peer.url == self._relay_root
-                or EVERYBODY in named
-                or peer.name in named
-                or any(each in named for each in peer.ids)
-            )
+            and (peer.url == self._relay_root or EVERYBODY in self._named or is_named(peer, self._named))
         )
 
-    async def _fetch_always(self, peer_id: InstanceId) -> None:
+    async def _poll_forever(self, peer_id: InstanceId) -> None:
         acks: Acks = {}
         taken: list[str] = []
         attempts = 0
@@ -290,38 +291,39 @@ class PollClient(PeerService):
         while (peer := self._ledger.peer(peer_id)) is not None and self._fetches_from(peer):
             began = loop.time()
             try:
-                failed = await self._fetch(peer, acks, taken)
+                outcome = await self._poll_once(peer, acks, taken)
             except Exception:
                 log.exception("long_poll.fault", extra={"peer": peer_id})
-                failed = DeliveryFailure("internal", "internal error; the daemon's log has the trace", whole=True)
-            if isinstance(failed, int):
+                outcome = DeliveryFailure("internal", "internal error; the daemon's log has the trace", whole=True)
+            if isinstance(outcome, int):
                 attempts = 0
                 self._troubles.pop(peer_id, None)
-                if failed == 0:  # the peer may have answered at once, although it was asked to wait
+                if outcome == 0:  # the peer may have answered at once, although it was asked to wait
                     await asyncio.sleep(self._settings.retry_first_ms / 1000 - (loop.time() - began))
                 continue
             attempts += 1
-            trouble = self._troubles[peer_id] = self._sender.trouble(peer_id, failed, attempts)
+            trouble = self._troubles[peer_id] = self._sender.trouble(peer_id, outcome, attempts)
             pause_ms = trouble.due_ms - self._monotonic_ms()
-            log.info("long_poll.failed", extra={"peer": peer_id, "reason": str(failed), "again_in_ms": pause_ms})
+            log.info("long_poll.failed", extra={"peer": peer_id, "reason": str(outcome), "again_in_ms": pause_ms})
             await asyncio.sleep(pause_ms / 1000)
 
-    async def _fetch(self, peer: Peer, acks: Acks, taken: list[str]) -> DeliveryFailure | int:
+    async def _poll_once(self, peer: Peer, acks: Acks, taken: list[str]) -> DeliveryFailure | int:
         """One poll. It sends `acks` and, to a relay, `taken`; those that arrived are removed from both.
 
-        Returns how many envelopes were taken in.
+        Returns how many envelopes came.
         """
-        told, told_taken = dict(list(acks.items())[: wire.ACKS_MAX]), tuple(taken[: wire.ACKS_MAX])
+        sent_acks, sent_taken = dict(list(acks.items())[: wire.ACKS_MAX]), tuple(taken[: wire.ACKS_MAX])
         wait_ms = min(self._settings.poll_wait_ms, wire.WAIT_MS_MAX)
-        asked = wire.Poll(
-            keys=self._keyring.bundle(self._now_ms()),
-            hybrid_prekey=self._keyring.hybrid_prekey(self._now_ms()),
-            acks=tuple(wire.Ack(role=role, offer_id=offer_id, seq=seq) for (role, offer_id), seq in told.items()),
+        ours = self._keyring.introduction(self._now_ms())
+        poll = wire.Poll(
+            keys=ours.keys,
+            hybrid_prekey=ours.hybrid_prekey,
+            acks=_acks(sent_acks),
             wait_ms=wait_ms,
-            relay=self._relay_fetch(told_taken) if peer.url == self._relay_root else None,
+            relay=wire.RelayFetch(introduction=ours, taken=sent_taken) if peer.url == self._relay_root else None,
         )
-        answer = await self._sender.hand(
-            peer, POLL_PATH, wire.encode(asked), typ=wire.POLL, timeout_s=wait_ms / 1000 + DELIVERY_S
+        answer = await self._sender.send(
+            peer, POLL_PATH, wire.encode(poll), typ=wire.POLL, timeout_s=wait_ms / 1000 + DELIVERY_S
         )
         if isinstance(answer, DeliveryFailure):
             return answer
@@ -329,26 +331,16 @@ class PollClient(PeerService):
             polled = wire.decode_polled(answer.body)
         except Invalid:
             return DeliveryFailure("bad_response", "the answer is not one to a poll", whole=True)
-        for key, seq in told.items():
+        for key, seq in sent_acks.items():
             if acks.get(key) == seq:
                 del acks[key]
-        del taken[: len(told_taken)]
-        failed = await self._take(peer, polled.envelopes, acks)
-        relayed = await self._take_relayed(polled.relayed, taken)
+        del taken[: len(sent_taken)]
+        failed = await self._process(peer, polled.envelopes, acks)
+        relayed = await self._process_relayed(polled.relayed, taken)
         return failed or len(polled.envelopes) + relayed
 
-    def _relay_fetch(self, taken: tuple[str, ...]) -> wire.RelayFetch:
-        keys, now_ms = self._keyring, self._now_ms()
-        shown = wire.Introduction(
-            keys=keys.bundle(now_ms),
-            changes=keys.changes,
-            revocations=keys.revocations,
-            hybrid_prekey=keys.hybrid_prekey(now_ms),
-        )
-        return wire.RelayFetch(introduction=shown, taken=taken)
-
-    async def _take_relayed(self, relayed: Sequence[wire.RelayedEnvelope], taken: list[str]) -> int:
-        """Processes the envelopes of others from the relay. Returns how many were taken in.
+    async def _process_relayed(self, relayed: Sequence[wire.RelayedEnvelope], taken: list[str]) -> int:
+        """Processes the envelopes of other senders from the relay. Returns how many were accepted.
 
         A refused one is dropped: its sender still has the message.
         """
@@ -357,53 +349,50 @@ class PollClient(PeerService):
         for each in relayed:
             envelope = bytes(each.envelope)
             try:
-                got = await self._inbox.take(envelope, relayed=True)
+                fetched = await self._inbox.receive_fetched(envelope, relayed=True)
             except Unavailable:
                 continue  # the relay hands it out again
             except Refusal as refusal:
-                if await self._inbox.follows(envelope):
+                if await self._inbox.follow_sender(envelope):
                     continue  # the relay hands it out again, and then its sender is known
                 log.info("relay.refused", extra={"code": refusal.code, "reason": refusal.message})
             else:
                 count += 1
-                if got.ack is not None:
-                    owed, key = self._owed.setdefault(got.sender, {}), (got.ack.role, got.ack.offer_id)
-                    owed[key] = max(got.ack.seq, owed.get(key, 0))
-                if got.reply is not None:
-                    replies.append((got.sender, got.reply))
+                if fetched.ack is not None:
+                    _note_ack(self._relay_acks.setdefault(fetched.sender, {}), fetched.ack)
+                if fetched.reply is not None:
+                    replies.append((fetched.sender, fetched.reply))
             taken.append(each.id)
         known = ((self._ledger.peer(sender), reply) for sender, reply in replies)
         posts = [self._sender.post(peer, RECEIVE_PATH, reply) for peer, reply in known if peer is not None]
-        await asyncio.gather(*posts, *(self._acknowledge(sender) for sender in tuple(self._owed)))
+        await asyncio.gather(*posts, *(self._acknowledge(sender) for sender in tuple(self._relay_acks)))
         return count
 
     async def _acknowledge(self, sender: InstanceId) -> None:
         """Acknowledgements that do not get through are sent after the next fetch."""
-        peer, acks = self._ledger.peer(sender), dict(list(self._owed[sender].items())[: wire.ACKS_MAX])
+        peer, acks = self._ledger.peer(sender), dict(list(self._relay_acks[sender].items())[: wire.ACKS_MAX])
         if peer is not None and acks:
-            said = tuple(wire.Ack(role=role, offer_id=offer_id, seq=seq) for (role, offer_id), seq in acks.items())
-            body = wire.encode(wire.DeliveryAcks(acks=said))
-            if isinstance(await self._sender.hand(peer, RECEIVE_PATH, body, typ=wire.ACKS), DeliveryFailure):
+            body = wire.encode(wire.DeliveryAcks(acks=_acks(acks)))
+            if isinstance(await self._sender.send(peer, RECEIVE_PATH, body, typ=wire.ACKS), DeliveryFailure):
                 return
         for key, seq in acks.items():
-            if self._owed[sender].get(key) == seq:
-                del self._owed[sender][key]
-        if peer is None or not self._owed[sender]:
-            self._owed.pop(sender, None)
+            if self._relay_acks[sender].get(key) == seq:
+                del self._relay_acks[sender][key]
+        if peer is None or not self._relay_acks[sender]:
+            self._relay_acks.pop(sender, None)
 
-    async def _take(self, peer: Peer, envelopes: Sequence[bytes | memoryview], acks: Acks) -> DeliveryFailure | None:
+    async def _process(self, peer: Peer, envelopes: Sequence[bytes | memoryview], acks: Acks) -> DeliveryFailure | None:
         """Processes each envelope separately: a refused one holds up its own delegation and no other."""
         failed: DeliveryFailure | None = None
         for envelope in envelopes:
             try:
-                taken = await self._inbox.take(bytes(envelope))
+                fetched = await self._inbox.receive_fetched(bytes(envelope))
             except Refusal as refusal:
                 failed = DeliveryFailure(refusal.code, refusal.message, whole=False)
                 continue
-            if taken.ack is not None:
-                key = (taken.ack.role, taken.ack.offer_id)
-                acks[key] = max(taken.ack.seq, acks.get(key, 0))
-            if taken.reply is not None:
-                answered = await self._sender.post(peer, RECEIVE_PATH, taken.reply)
+            if fetched.ack is not None:
+                _note_ack(acks, fetched.ack)
+            if fetched.reply is not None:
+                answered = await self._sender.post(peer, RECEIVE_PATH, fetched.reply)
                 failed = answered if isinstance(answered, DeliveryFailure) else failed
         return failed

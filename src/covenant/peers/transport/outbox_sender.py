@@ -1,13 +1,14 @@
 """The outbox sender: messages to peers are delivered at least once, and in order within each delegation.
 
-A message is sent only after the peer has acknowledged the one before it. Deliveries are recorded soon afterwards; after
-a crash in between a message is sent again, and the peer recognises it by its number. A failed delivery is retried with
-growing pauses, without end: only the peer, or an operator who removes the peer, drops a message. Peers do not wait for
-each other, and a delegation that is refused does not hold up another one.
+A message is sent only after the peer has acknowledged the one before it, or a relay keeps that one. Deliveries are
+recorded soon afterwards; after a crash in between a message is sent again, and the peer recognises it by its number. A
+failed delivery is retried with growing pauses, without end: a message leaves the outbox only when the peer acknowledges
+it, a newer status replaces it, its offer is withdrawn, or an operator removes the peer. Peers do not wait for each
+other, and a delegation that is refused does not hold up another one.
 
-A peer that cannot be reached costs one try at a time. The next try comes at once when the peer sends a message, has
+A peer that cannot be reached costs one try at a time. The next try comes sooner when the peer sends a message, has
 another address, or gets a new message. Delegations take turns then, since a proxy may refuse the first message alone. A
-peer without an address is sent nothing: it polls.
+peer without an address is sent nothing, unless we have a relay: it polls.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ log = logging.getLogger(__name__)
 
 TURNS: Final = 5
 """One in this many tries at an unreachable peer is with the delegation that was tried longest ago."""
-AWAY: Final = "connect_failed"
+CONNECT_FAILED: Final = "connect_failed"
 STATUS: Final = "delegation_status"
 READ_MAX: Final = 64
 """How many delegations are begun before the outbox is read again."""
 LOOK_AGAIN_S: Final = 60.0
 DEPOSIT_AGAIN_MS: Final = 60_000
-AGAIN_S: Final = 1.0
+RETRY_S: Final = 1.0
 """The pause after the ledger could not be read."""
 FAULT: Final = DeliveryFailure("internal", "internal error; the daemon's log has the trace", whole=False)
 
@@ -59,26 +60,26 @@ class Deposit(NamedTuple):
     """By the monotonic clock: from then on the messages are left there again."""
 
 
-class _Round:
+class _PeerDelivery:
     """Delivery to one peer, while messages wait for it."""
 
     def __init__(self, peer: Peer) -> None:
         self.id = peer.id
-        self.news = asyncio.Event()
+        self.woken = asyncio.Event()
         self.busy: dict[DelegationKey, asyncio.Task[None]] = {}
-        self.held: dict[DelegationKey, DeliveryTrouble] = {}
+        self.held_back: dict[DelegationKey, DeliveryTrouble] = {}
         self.trouble: DeliveryTrouble | None = None
         """Why nothing gets through to the peer; then it is tried with one message at a time.
 
         None: it takes messages.
         """
-        self.sooner_ms = 0
+        self.earliest_ms = 0
         """The earliest next try by the monotonic clock, even if the peer sends a message: after the shortest pause
         between tries, and after the pause that the peer asked for.
         """
         self.failed_at = 0.0
-        self.passed_at = 0.0
-        self.in_vain: dict[DelegationKey, float] = {}
+        self.succeeded_at = 0.0
+        self.last_failures: dict[DelegationKey, float] = {}
         """When each delegation whose messages do not get through was tried last."""
         self.begun: dict[DelegationKey, int] = {}
         """The highest number of each delegation's messages that the peer may have."""
@@ -96,18 +97,18 @@ class OutboxSender(PeerService):
         self._since_ms = self._now_ms()
         self._sender = EnvelopeSender(context, directory)
         self._poll_client = PollClient(context, self._sender, inbox)
-        self._rounds: dict[InstanceId, _Round] = {}
-        self._ahead: dict[DelegationKey, int] = {}
+        self._deliveries: dict[InstanceId, _PeerDelivery] = {}
+        self._acknowledged: dict[DelegationKey, int] = {}
         """The highest number of each delegation that its peer has acknowledged, until the ledger has it."""
         self._saver: MoveSaver[tuple[DelegationKey, bool], OutboxMove] = MoveSaver(
-            lambda moves: self._ledger.commit(MoveOutbox(moves=moves)), self._forget
+            lambda moves: self._ledger.commit(MoveOutbox(moves=moves)), self._drop_saved
         )
         """The keys are the delegation, and whether the message was delivered."""
         self._running = False
         self._stop, self._ended = asyncio.Event(), asyncio.Event()
         context.in_flight.append(self.begun)
         context.unreachable.append(self.is_unreachable)
-        context.ledger.on_peer(self._news)
+        context.ledger.on_peer(self._on_peer)
 
     async def run(self) -> None:
         """Runs until stopped or canceled. Begins with the messages that an earlier run left."""
@@ -127,7 +128,7 @@ class OutboxSender(PeerService):
         finally:
             self._running = False
             stopped.cancel()
-            await self._leave(saving, polling)
+            await self._end_deliveries(saving, polling)
             self._stop.clear()
             self._ended.set()
 
@@ -142,32 +143,32 @@ class OutboxSender(PeerService):
 
     async def resume(self) -> None:
         """Begins to deliver to the peers that this daemon serves; other daemons serve the other peers."""
-        for known in self._rounds.values():
-            known.news.set()
+        for known in self._deliveries.values():
+            known.woken.set()
         for peer in await self._ledger.addressees():
-            self._news(peer)
+            self._on_peer(peer)
         self._poll_client.look_again()
 
     def troubles(self) -> Sequence[DeliveryTrouble]:
         found: list[DeliveryTrouble] = []
-        for each in self._rounds.values():
+        for each in self._deliveries.values():
             found += [each.trouble] if each.trouble is not None else []
-            found += each.held.values()
+            found += each.held_back.values()
         return found + list(self._poll_client.troubles())
 
     def begun(self, key: DelegationKey) -> int:
         """The highest number of this delegation's messages that was read to be sent: it cannot be replaced any more."""
-        round_ = self._rounds.get(key.peer)
-        return max(round_.begun.get(key, 0) if round_ is not None else 0, self._ahead.get(key, 0))
+        delivery = self._deliveries.get(key.peer)
+        return max(delivery.begun.get(key, 0) if delivery is not None else 0, self._acknowledged.get(key, 0))
 
     def is_unreachable(self, peer: InstanceId) -> bool:
-        round_ = self._rounds.get(peer)
-        return round_ is not None and round_.trouble is not None
+        delivery = self._deliveries.get(peer)
+        return delivery is not None and delivery.trouble is not None
 
-    async def _leave(self, *helpers: asyncio.Task[None]) -> None:
-        rounds, self._rounds = self._rounds, {}
-        tasks = [*helpers, *(each.task for each in rounds.values() if each.task is not None)]
-        tasks += [task for each in rounds.values() for task in each.busy.values()]
+    async def _end_deliveries(self, *helpers: asyncio.Task[None]) -> None:
+        deliveries, self._deliveries = list(self._deliveries.values()), {}
+        tasks = [*helpers, *(each.task for each in deliveries if each.task is not None)]
+        tasks += [task for each in deliveries for task in each.busy.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -178,17 +179,17 @@ class OutboxSender(PeerService):
 
     # Due messages
 
-    def _news(self, peer_id: InstanceId) -> None:
+    def _on_peer(self, peer_id: InstanceId) -> None:
         """A record about this peer has become durable."""
         if not self._running:
             return
-        known = self._rounds.get(peer_id)
+        known = self._deliveries.get(peer_id)
         if known is not None:
-            known.news.set()
+            known.woken.set()
             return
         peer = self._reachable(peer_id)
         if peer is not None:
-            self._rounds[peer_id] = begun = _Round(peer)
+            self._deliveries[peer_id] = begun = _PeerDelivery(peer)
             begun.task = asyncio.create_task(self._serve(begun))
 
     def _reachable(self, peer_id: InstanceId) -> Peer | None:
@@ -196,111 +197,110 @@ class OutboxSender(PeerService):
         is_open = peer is not None and self._address(peer) is not None and not peer.denied
         return peer if is_open and self._context.serves(peer_id) else None
 
-    async def _serve(self, round_: _Round) -> None:
+    async def _serve(self, delivery: _PeerDelivery) -> None:
         try:
             while True:
-                round_.news.clear()
-                peer = self._reachable(round_.id)
-                waiting = await self._waiting(round_) if peer is not None else []
-                if peer is None or not (waiting or round_.busy):
-                    if round_.news.is_set():
+                delivery.woken.clear()
+                peer = self._reachable(delivery.id)
+                waiting = await self._waiting(delivery) if peer is not None else []
+                if peer is None or not (waiting or delivery.busy):
+                    if delivery.woken.is_set():
                         continue  # a message came while the ledger was read
                     return
-                self._look_up(round_, peer, sum(map(len, waiting)))
+                self._bring_forward(delivery, peer, sum(map(len, waiting)))
                 # Nobody else begins a delegation that is not under way now, so what was read of it stays true.
-                due = self._due(round_, waiting)
-                round_.begun.update((messages[0].delegation, messages[0].seq) for messages in due)
+                due = self._due(delivery, waiting)
+                delivery.begun.update((messages[0].delegation, messages[0].seq) for messages in due)
                 # But the messages may not be on disk yet, and must not leave before they are.
                 await self._ledger.durable()
                 for messages in due:
                     # A peer that takes nothing is tried with one delegation at a time.
-                    while len(round_.busy) >= (1 if round_.trouble else self._settings.deliveries_per_peer):
-                        await asyncio.wait(round_.busy.values(), return_when=asyncio.FIRST_COMPLETED)
-                    if not self._is_due(round_, messages[0].delegation):
+                    while len(delivery.busy) >= (1 if delivery.trouble else self._settings.deliveries_per_peer):
+                        await asyncio.wait(delivery.busy.values(), return_when=asyncio.FIRST_COMPLETED)
+                    if not self._is_due(delivery, messages[0].delegation):
                         break
                     key = messages[0].delegation
-                    round_.busy[key] = asyncio.create_task(self._bring(round_, key, messages))
-                await self._pause(round_)
+                    delivery.busy[key] = asyncio.create_task(self._deliver(delivery, key, messages))
+                await self._pause(delivery)
         except Exception:
-            log.exception("outbox.fault", extra={"peer": round_.id})
-            asyncio.get_running_loop().call_later(AGAIN_S, self._news, round_.id)
+            log.exception("outbox.fault", extra={"peer": delivery.id})
+            asyncio.get_running_loop().call_later(RETRY_S, self._on_peer, delivery.id)
         finally:
-            if self._rounds.get(round_.id) is round_:
-                del self._rounds[round_.id]
-            for task in round_.busy.values():
+            if self._deliveries.get(delivery.id) is delivery:
+                del self._deliveries[delivery.id]
+            for task in delivery.busy.values():
                 task.cancel()
 
-    async def _waiting(self, round_: _Round) -> list[list[OutboxMessage]]:
-        found = await self._ledger.peer_outbox(round_.id)
-        ahead = self._ahead
-        left = (each for each in found if each.seq > ahead.get(each.delegation, 0))
-        return [list(messages) for _, messages in groupby(left, key=lambda each: each.delegation)]
+    async def _waiting(self, delivery: _PeerDelivery) -> list[list[OutboxMessage]]:
+        found = await self._ledger.peer_outbox(delivery.id)
+        pending = (each for each in found if each.seq > self._acknowledged.get(each.delegation, 0))
+        return [list(messages) for _, messages in groupby(pending, key=lambda each: each.delegation)]
 
-    def _look_up(self, round_: _Round, peer: Peer, count: int) -> None:
+    def _bring_forward(self, delivery: _PeerDelivery, peer: Peer, count: int) -> None:
         """Brings the next try forward if the peer has sent a message, has a new address, or has more to get."""
-        moved = peer.url != round_.url
-        heard = peer.heard_at_ms != round_.heard_at_ms
-        sooner = moved or heard or count > round_.count
-        round_.url, round_.heard_at_ms, round_.count = peer.url, peer.heard_at_ms, count
+        moved = peer.url != delivery.url
+        heard = peer.heard_at_ms != delivery.heard_at_ms
+        sooner = moved or heard or count > delivery.count
+        delivery.url, delivery.heard_at_ms, delivery.count = peer.url, peer.heard_at_ms, count
         if heard:
             # The peer is there. If it does not acknowledge the messages soon, the relay has lost them, or the peer has
             # refused them, as before it knew our new identity.
-            for key, deposit in round_.deposits.items():
+            for key, deposit in delivery.deposits.items():
                 due_ms = min(deposit.due_ms, deposit.at_ms + DEPOSIT_AGAIN_MS)
-                round_.deposits[key] = deposit._replace(due_ms=due_ms)
-        trouble = round_.trouble
+                delivery.deposits[key] = deposit._replace(due_ms=due_ms)
+        trouble = delivery.trouble
         if trouble is not None and sooner:
             # A peer that was heard from may still be unreachable, so the messages that it sends do not
             # each cause a call.
-            due_ms = min(trouble.due_ms, self._monotonic_ms() if moved else round_.sooner_ms)
+            due_ms = min(trouble.due_ms, self._monotonic_ms() if moved else delivery.earliest_ms)
             next_ms = trouble.next_ms - (trouble.due_ms - due_ms)
-            round_.trouble = trouble._replace(next_ms=next_ms, due_ms=due_ms)
+            delivery.trouble = trouble._replace(next_ms=next_ms, due_ms=due_ms)
 
-    def _due(self, round_: _Round, waiting: Sequence[list[OutboxMessage]]) -> Sequence[list[OutboxMessage]]:
+    def _due(self, delivery: _PeerDelivery, waiting: Sequence[list[OutboxMessage]]) -> Sequence[list[OutboxMessage]]:
         keys = {messages[0].delegation for messages in waiting}
-        for kept in (round_.held, round_.in_vain, round_.begun, round_.deposits):
+        for kept in (delivery.held_back, delivery.last_failures, delivery.begun, delivery.deposits):
             for gone in [key for key in kept if key not in keys]:
                 del kept[gone]
-        waiting = [left for each in waiting if (left := self._undeposited(round_, each))]
-        if round_.trouble is not None and _blames_one(round_.trouble):
-            waiting = sorted(waiting, key=lambda messages: round_.in_vain.get(messages[0].delegation, 0.0))
-        return list(islice((each for each in waiting if self._is_due(round_, each[0].delegation)), READ_MAX))
+        waiting = [left for each in waiting if (left := self._undeposited(delivery, each))]
+        if delivery.trouble is not None and _tries_another(delivery.trouble):
+            waiting = sorted(waiting, key=lambda messages: delivery.last_failures.get(messages[0].delegation, 0.0))
+        return list(islice((each for each in waiting if self._is_due(delivery, each[0].delegation)), READ_MAX))
 
-    def _undeposited(self, round_: _Round, messages: list[OutboxMessage]) -> list[OutboxMessage]:
+    def _undeposited(self, delivery: _PeerDelivery, messages: list[OutboxMessage]) -> list[OutboxMessage]:
         """The messages that the relay does not keep. While it keeps one, a status waits here for its successors."""
-        deposit = round_.deposits.get(messages[0].delegation)
+        deposit = delivery.deposits.get(messages[0].delegation)
         if deposit is None or self._monotonic_ms() >= deposit.due_ms or messages[0].seq > deposit.seq:
             return messages
         left = [each for each in messages if each.seq > deposit.seq]
         return left if any(each.typ != STATUS for each in left) else []
 
-    def _is_due(self, round_: _Round, key: DelegationKey) -> bool:
-        held = round_.held.get(key)
+    def _is_due(self, delivery: _PeerDelivery, key: DelegationKey) -> bool:
+        held_back = delivery.held_back.get(key)
         return (
-            key not in round_.busy
-            and (round_.trouble is None or (self._is_over(round_.trouble) and not round_.busy))
-            and (held is None or self._is_over(held))
+            key not in delivery.busy
+            and (delivery.trouble is None or (self._is_over(delivery.trouble) and not delivery.busy))
+            and (held_back is None or self._is_over(held_back))
         )
 
     def _is_over(self, trouble: DeliveryTrouble) -> bool:
         return self._monotonic_ms() >= trouble.due_ms
 
-    async def _pause(self, round_: _Round) -> None:
-        wakes = [each.due_ms for key, each in round_.held.items() if key not in round_.busy]
-        wakes += [each.due_ms for key, each in round_.deposits.items() if key not in round_.busy]
-        if round_.trouble is not None:
-            wakes = [round_.trouble.due_ms]
+    async def _pause(self, delivery: _PeerDelivery) -> None:
+        wakes = [each.due_ms for key, each in delivery.held_back.items() if key not in delivery.busy]
+        wakes += [each.due_ms for key, each in delivery.deposits.items() if key not in delivery.busy]
+        if delivery.trouble is not None:
+            wakes = [delivery.trouble.due_ms]
         wait_s = LOOK_AGAIN_S
-        if wakes and not (round_.trouble is not None and round_.busy):
+        if wakes and not (delivery.trouble is not None and delivery.busy):
             wait_s = min(wait_s, max(0, min(wakes) - self._monotonic_ms()) / 1000)
-        await wait_at_most(round_.news, wait_s)
+        await wait_at_most(delivery.woken, wait_s)
 
     # Delivery
 
-    async def _bring(self, round_: _Round, key: DelegationKey, messages: Sequence[OutboxMessage]) -> None:
+    async def _deliver(self, delivery: _PeerDelivery, key: DelegationKey, messages: Sequence[OutboxMessage]) -> None:
         try:
             for message in messages:
-                peer = self._reachable(round_.id)
+                peer = self._reachable(delivery.id)
                 if peer is None or (message.typ == STATUS and message is not messages[0]):
                     # A newer status may have replaced this one while the messages before it were
                     # sent: it is read again.
@@ -312,30 +312,30 @@ class OutboxSender(PeerService):
                     message = msgspec.structs.replace(marked[0], attempts=message.attempts)  # noqa: PLW2901
                 began = asyncio.get_running_loop().time()
                 is_new = message.made_at_ms >= self._since_ms and self._context.shared is None
-                is_first = is_new and message.attempts == 0 and key not in round_.in_vain
-                failed = await self._hand(peer, message, is_first=is_first)
+                is_first = is_new and message.attempts == 0 and key not in delivery.last_failures
+                failed = await self._send(peer, message, is_first=is_first)
                 if isinstance(failed, DeliveryFailure):
-                    self._fail(round_, message, failed, began)
+                    self._fail(delivery, message, failed, began)
                     return
-                round_.trouble = None
-                round_.passed_at = asyncio.get_running_loop().time()
-                round_.held.pop(key, None)
-                round_.in_vain.pop(key, None)
+                delivery.trouble = None
+                delivery.succeeded_at = asyncio.get_running_loop().time()
+                delivery.held_back.pop(key, None)
+                delivery.last_failures.pop(key, None)
                 if isinstance(failed, Deposit):
-                    round_.deposits[key] = failed
+                    delivery.deposits[key] = failed
                     continue
-                round_.deposits.pop(key, None)
-                self._keep(OutboxMove(delegation=key, seq=message.seq, delivered=True))
+                delivery.deposits.pop(key, None)
+                self._record(OutboxMove(delegation=key, seq=message.seq, delivered=True))
         except Exception:
-            log.exception("outbox.fault", extra={"peer": round_.id, "offer_id": key.offer_id})
-            self._fail(round_, messages[0], FAULT, 0.0)
+            log.exception("outbox.fault", extra={"peer": delivery.id, "offer_id": key.offer_id})
+            self._fail(delivery, messages[0], FAULT, 0.0)
         finally:
-            del round_.busy[key]
-            round_.news.set()
+            del delivery.busy[key]
+            delivery.woken.set()
 
-    async def _hand(self, peer: Peer, message: OutboxMessage, *, is_first: bool) -> DeliveryFailure | Deposit | None:
+    async def _send(self, peer: Peer, message: OutboxMessage, *, is_first: bool) -> DeliveryFailure | Deposit | None:
         """`is_first`: it was made in this run, and nobody has tried to send it."""
-        answer = await self._sender.hand(peer, RECEIVE_PATH, bytes(message.body), typ=message.typ, seq=message.seq)
+        answer = await self._sender.send(peer, RECEIVE_PATH, bytes(message.body), typ=message.typ, seq=message.seq)
         if isinstance(answer, DeliveryFailure):
             return answer
         if answer.relayed:
@@ -368,26 +368,26 @@ class OutboxSender(PeerService):
         left_ms = min(max(DEPOSIT_AGAIN_MS, kept.until_ms - self._now_ms()), RELAYED_LIFE_MS_MAX)
         return Deposit(message.seq, at_ms, at_ms + left_ms)
 
-    def _fail(self, round_: _Round, message: OutboxMessage, failed: DeliveryFailure, began: float) -> None:
+    def _fail(self, delivery: _PeerDelivery, message: OutboxMessage, failed: DeliveryFailure, began: float) -> None:
         settings, key = self._settings, message.delegation
         time = asyncio.get_running_loop().time()
         # Other messages got through since this one failed last time, so the fault is not the peer's as a whole.
-        alone = round_.in_vain.get(key, time) < round_.passed_at
-        round_.in_vain[key] = time
+        alone = delivery.last_failures.get(key, time) < delivery.succeeded_at
+        delivery.last_failures[key] = time
         whole = failed.whole and not alone
-        before = round_.trouble if whole else round_.held.get(key)
+        before = delivery.trouble if whole else delivery.held_back.get(key)
         # Deliveries that were under way together count as one failure.
-        again = before is not None and (not whole or began > round_.failed_at)
+        again = before is not None and (not whole or began > delivery.failed_at)
         attempts = (before.attempts if before is not None else 0) + (1 if again or before is None else 0)
-        trouble = self._sender.trouble(round_.id, failed, attempts, None if whole else message.offer_id)
+        trouble = self._sender.trouble(delivery.id, failed, attempts, None if whole else message.offer_id)
         if whole:
-            round_.trouble = trouble
-            round_.sooner_ms = self._monotonic_ms() + max(settings.retry_first_ms, failed.retry_after_ms)
-            round_.failed_at = time
+            delivery.trouble = trouble
+            delivery.earliest_ms = self._monotonic_ms() + max(settings.retry_first_ms, failed.retry_after_ms)
+            delivery.failed_at = time
         else:
-            round_.trouble = None
-            round_.held[key] = trouble
-        self._keep(
+            delivery.trouble = None
+            delivery.held_back[key] = trouble
+        self._record(
             OutboxMove(
                 delegation=key,
                 seq=message.seq,
@@ -399,7 +399,7 @@ class OutboxSender(PeerService):
         log.info(
             "outbox.failed",
             extra={
-                "peer": round_.id,
+                "peer": delivery.id,
                 "typ": message.typ,
                 "reason": trouble.failure,
                 "again_in_ms": trouble.due_ms - self._monotonic_ms(),
@@ -408,23 +408,23 @@ class OutboxSender(PeerService):
 
     # Records of deliveries
 
-    def _keep(self, move: OutboxMove) -> None:
+    def _record(self, move: OutboxMove) -> None:
         key = move.delegation
         if move.delivered:
-            self._ahead[key] = move.seq
+            self._acknowledged[key] = move.seq
             # A failure before the delivery need not be recorded any more.
             self._saver.waiting.pop((key, False), None)
         self._saver.keep((key, move.delivered), move)
 
-    def _forget(self, moves: Mapping[tuple[DelegationKey, bool], OutboxMove]) -> None:
+    def _drop_saved(self, moves: Mapping[tuple[DelegationKey, bool], OutboxMove]) -> None:
         for move in moves.values():
-            if move.delivered and self._ahead.get(move.delegation) == move.seq:
-                del self._ahead[move.delegation]
+            if move.delivered and self._acknowledged.get(move.delegation) == move.seq:
+                del self._acknowledged[move.delegation]
 
 
-def _blames_one(trouble: DeliveryTrouble) -> bool:
+def _tries_another(trouble: DeliveryTrouble) -> bool:
     """Whether it is time to try another delegation first, since one message may cause the failure.
 
     If the peer is away, no message does.
     """
-    return trouble.attempts % TURNS == TURNS - 1 and trouble.code != AWAY
+    return trouble.attempts % TURNS == TURNS - 1 and trouble.code != CONNECT_FAILED

@@ -25,7 +25,7 @@ from covenant.model.peers.delegation import Peer
 from covenant.model.peers.instance import InstanceId
 from covenant.model.rate_limits import Backoff
 from covenant.outbound.address_guard import AddressGuard
-from covenant.outbound.call_errors import AddressRefused, CallFailed
+from covenant.outbound.call_errors import RETRY_AFTER_S_MAX, AddressRefused, CallFailed, retry_after
 from covenant.outbound.http_fetcher import TlsTrust
 from covenant.outbound.urls import InvalidUrl, host_text, read_url
 from covenant.peers.peer_settings import PeerContext, PeerService, relay_address
@@ -43,23 +43,24 @@ GET_S: Final = 15.0
 CONNECT_S: Final = 5.0
 CONNECTIONS_MAX: Final = 16
 """The most connections to one address: for deliveries, a poll and queries."""
-KEPT_S: Final = 30.0
+IDLE_S: Final = 30.0
 """How long an idle connection is kept. Our own server keeps its side for longer."""
-PLACES_MAX: Final = 256
+PEERS_MAX: Final = 256
 TRIES: Final = 2
-AWAY: Final = frozenset({"connect_failed", "timed_out"})
+UNREACHABLE: Final = frozenset({"connect_failed", "timed_out"})
 JITTER: Final = 0.2
 ASIDE_BYTES: Final = 64 * 1024
 DELIVERY_S: Final = 30.0
-RETRY_AFTER_S_MAX: Final = 3_600
 FAILURE_CHARS_MAX: Final = 300
+CODE_CHARS_MAX: Final = 64
 
 OTHER_KEYS: Final = frozenset({"unknown_prekey", "prekey_expired", "wrong_recipient", "refused", "not_relayed"})
 """Codes for a peer with other keys than we know, or for another instance at its address: we fetch the identity there.
 """
-# With these statuses a failure may concern one message or delegation. Any other failure concerns the whole peer.
-OF_ONE: Final = frozenset({400, 403, 404, 409, 413})
-OF_ALL: Final = frozenset({"refused", "unknown_route", "host_not_allowed", *Code} - {Code.REPLAYED, Code.TOO_LARGE})
+# A failure with one of these statuses, and with a code that is not in `PEER_CODES`, concerns one message or delegation.
+# Any other failure concerns the whole peer.
+MESSAGE_STATUSES: Final = frozenset({400, 403, 404, 409, 413})
+PEER_CODES: Final = frozenset({"refused", "unknown_route", "host_not_allowed", *Code} - {Code.REPLAYED, Code.TOO_LARGE})
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ class PeerResponse(NamedTuple):
     body: bytes
 
 
-class _Place(NamedTuple):
+class _PeerAddress(NamedTuple):
     """A peer's address, read once. `root`: the URL that all paths of the peer are appended to."""
 
     root: str
@@ -110,7 +111,7 @@ class PeerConnections:
         connection = self._connections.get(url)
         if connection is None:
             connection = self._connections[url] = PeerConnection(url, self._guard, self._trust, self._user_agent)
-            if len(self._connections) > PLACES_MAX:
+            if len(self._connections) > PEERS_MAX:
                 self._drop_oldest()
         self._connections.move_to_end(url)
         return connection
@@ -135,7 +136,7 @@ class PeerConnection:
         self._trust = trust
         self._user_agent = user_agent
         self._pool: httpcore2.AsyncConnectionPool | None = None
-        self._place: _Place | None = None
+        self._parsed: _PeerAddress | None = None
         self._used = 0
         self._closed = False
 
@@ -155,7 +156,7 @@ class PeerConnection:
     async def _call(self, method: str, path: str, body: bytes, *, timeout_s: float, bytes_max: int) -> PeerResponse:
         self._used += 1
         try:
-            with _failures_named():
+            with _peer_failures():
                 async with asyncio.timeout(timeout_s):
                     return await self._exchange(method, path, body, timeout_s=timeout_s, bytes_max=bytes_max)
         finally:
@@ -164,13 +165,13 @@ class PeerConnection:
                 await self.close()
 
     async def _exchange(self, method: str, path: str, body: bytes, *, timeout_s: float, bytes_max: int) -> PeerResponse:
-        place, pool = self._read_place(), await self._opened()
+        address, pool = self._read_address(), await self._opened()
         import httpcore2  # noqa: PLC0415  (loaded by now; see `TlsTrust`)
 
         from covenant.outbound.guarded_transport import failures_named  # noqa: PLC0415
 
         headers: dict[bytes | str, bytes | str] = {
-            "host": place.authority,
+            "host": address.authority,
             "user-agent": self._user_agent,
             "accept": "application/json",
             "accept-encoding": "identity",
@@ -181,7 +182,7 @@ class PeerConnection:
             response = await pool.handle_async_request(
                 httpcore2.Request(
                     method,
-                    place.root + path,
+                    address.root + path,
                     headers=headers,
                     content=body or None,
                     extensions={
@@ -195,20 +196,20 @@ class PeerConnection:
                     raise PeerConflict("bad_response", "the answer is compressed, and compression was not asked for")
                 return PeerResponse(response.status, plain, await _read(response, bytes_max))
 
-    def _read_place(self) -> _Place:
+    def _read_address(self) -> _PeerAddress:
         """The peer's address, as an operator or a setting gave it."""
-        if self._place is None:
+        if self._parsed is None:
             try:
                 location = read_url(self._url)
             except InvalidUrl as error:
                 raise AddressRefused(f"this URL cannot be called: {error}") from error
             host_and_port = f"{host_text(location.host)}:{location.port}"
-            self._place = _Place(location.url.rstrip("/"), location.authority, host_and_port)
-        return self._place
+            self._parsed = _PeerAddress(location.url.rstrip("/"), location.authority, host_and_port)
+        return self._parsed
 
     async def _opened(self) -> httpcore2.AsyncConnectionPool:
         if self._pool is None:
-            place, context = self._read_place(), await self._trust.context()
+            address, context = self._read_address(), await self._trust.context()
             import httpcore2  # noqa: PLC0415  (loaded by now)
 
             from covenant.outbound.guarded_transport import GuardedBackend  # noqa: PLC0415  (loaded by now)
@@ -218,8 +219,8 @@ class PeerConnection:
                     ssl_context=context,
                     max_connections=CONNECTIONS_MAX,
                     max_keepalive_connections=CONNECTIONS_MAX,
-                    keepalive_expiry=KEPT_S,
-                    network_backend=GuardedBackend(self._guard.allowing((place.host_and_port,))),
+                    keepalive_expiry=IDLE_S,
+                    network_backend=GuardedBackend(self._guard.allowing((address.host_and_port,))),
                 )
         return self._pool
 
@@ -237,7 +238,7 @@ async def _read(response: httpcore2.Response, bytes_max: int) -> bytes:
 
 
 @contextmanager
-def _failures_named() -> Iterator[None]:
+def _peer_failures() -> Iterator[None]:
     """Raises every failure of a call as `PeerCallFailed`, each with its code."""
     try:
         yield
@@ -253,7 +254,7 @@ def _failures_named() -> Iterator[None]:
         raise PeerUnavailable("timed_out", "no answer in time") from error
 
 
-def required(address: str | None, peer: Peer) -> str:
+def required_address(address: str | None, peer: Peer) -> str:
     if address is None:
         raise PeerConflict("no_address", f"{peer.name} has no address: it fetches its messages")
     return address
@@ -299,7 +300,7 @@ class EnvelopeSender(PeerService):
         super().__init__(context)
         self._directory = directory
 
-    async def hand(
+    async def send(
         self,
         peer: Peer,
         path: str,
@@ -309,26 +310,28 @@ class EnvelopeSender(PeerService):
         seq: int | None = None,
         timeout_s: float = DELIVERY_S,
     ) -> DeliveryAnswer | DeliveryFailure:
-        failed = await self._hand(peer, self._address(peer), path, body, typ=typ, seq=seq, timeout_s=timeout_s)
-        if isinstance(failed, DeliveryAnswer) or failed.code not in AWAY or path != RECEIVE_PATH:
+        failed = await self._send_to(peer, self._address(peer), path, body, typ=typ, seq=seq, timeout_s=timeout_s)
+        if isinstance(failed, DeliveryAnswer) or failed.code not in UNREACHABLE or path != RECEIVE_PATH:
             return failed
         if self._relay_root is None or self._is_relayed(peer) or peer.url == self._relay_root:
             return failed
         # Nobody answers at the peer's own address, but the peer may fetch from the relay.
-        there = relay_address(self._relay_root, peer.id)
-        left = await self._hand(peer, there, path, body, typ=typ, seq=seq, timeout_s=timeout_s)
-        return left if isinstance(left, DeliveryAnswer) else failed
+        at_relay = relay_address(self._relay_root, peer.id)
+        deposited = await self._send_to(peer, at_relay, path, body, typ=typ, seq=seq, timeout_s=timeout_s)
+        return deposited if isinstance(deposited, DeliveryAnswer) else failed
 
-    async def _hand(
-        self, peer: Peer, place: str | None, path: str, body: bytes, *, typ: str, seq: int | None, timeout_s: float
+    async def _send_to(
+        self, peer: Peer, address: str | None, path: str, body: bytes, *, typ: str, seq: int | None, timeout_s: float
     ) -> DeliveryAnswer | DeliveryFailure:
         fresh = False
         failed = DeliveryFailure("", "", whole=True)
-        relayed = place is not None and place.endswith(relay_address("", peer.id))
+        relayed = address is not None and address.endswith(relay_address("", peer.id))
         for _ in range(TRIES):
             try:
                 envelope = await self._seal(peer, body, typ=typ, seq=seq, fresh=fresh, relayed=relayed)
-                response = await self._connections.to(required(place, peer)).post(path, envelope, timeout_s=timeout_s)
+                response = await self._connections.to(required_address(address, peer)).post(
+                    path, envelope, timeout_s=timeout_s
+                )
             except PeerCallFailed as error:
                 if fresh:
                     return failed  # the peer's own refusal says more than this failure to ask for its keys
@@ -340,7 +343,7 @@ class EnvelopeSender(PeerService):
                 return DeliveryFailure(refusal.code, refusal.message, whole=True)
             if response.status == 200:
                 return DeliveryAnswer(envelope, response.body, relayed)
-            failed = _failed(response)
+            failed = _failure_of(response)
             if failed.code == Code.KEY_VOID and await self._renew_void_keys():
                 log.warning("peers.keys_renewed", extra={"peer": peer.id})
                 continue
@@ -351,11 +354,11 @@ class EnvelopeSender(PeerService):
 
     async def post(self, peer: Peer, path: str, envelope: bytes) -> bytes | DeliveryFailure:
         try:
-            place = required(self._address(peer), peer)
-            response = await self._connections.to(place).post(path, envelope, timeout_s=DELIVERY_S)
+            address = required_address(self._address(peer), peer)
+            response = await self._connections.to(address).post(path, envelope, timeout_s=DELIVERY_S)
         except PeerCallFailed as error:
             return DeliveryFailure(error.code, error.message, whole=True)
-        return response.body if response.status == 200 else _failed(response)
+        return response.body if response.status == 200 else _failure_of(response)
 
     def trouble(
         self, peer: InstanceId, failed: DeliveryFailure, attempts: int, offer_id: str | None = None
@@ -388,19 +391,26 @@ class EnvelopeSender(PeerService):
             raise Invalid("cannot_seal", str(wrong)) from wrong
 
 
-def _failed(response: PeerResponse) -> DeliveryFailure:
+def refusal_code(response: PeerResponse) -> str:
+    """The code of a refusal; empty if the answer has none, as that of another kind of server."""
+    try:
+        code = decode_refused(response.body).code
+    except Invalid:
+        return ""
+    return code if code.isidentifier() and len(code) <= CODE_CHARS_MAX else ""
+
+
+def _failure_of(response: PeerResponse) -> DeliveryFailure:
     try:
         refused = decode_refused(response.body)
     except Invalid:
         refused = EnvelopeRefusal()
     status = response.status
     code = refused.code or f"http_{status}"
-    whole = status not in OF_ONE or not refused.code or code in OF_ALL
+    whole = status not in MESSAGE_STATUSES or not refused.code or code in PEER_CODES
     return DeliveryFailure(code, refused.error or f"HTTP {status}", whole, _retry_after_ms(response))
 
 
 def _retry_after_ms(response: PeerResponse) -> int:
-    said = response.headers.get("retry-after", "").strip()
-    if response.status not in (429, 503) or not (said.isascii() and said.isdigit() and len(said) <= 9):
-        return 0
-    return min(int(said), RETRY_AFTER_S_MAX) * 1_000
+    asked_s = retry_after(response.headers) if response.status in (429, 503) else None
+    return int(min(asked_s or 0.0, RETRY_AFTER_S_MAX) * 1_000)

@@ -29,21 +29,20 @@ import msgspec
 from covenant.ledger.embedded.disk import make_owned_folder, replace_private, sync_dir
 from covenant.model.errors import NotFound, OverLimit
 from covenant.model.peers.delegation import Peer
-from covenant.model.peers.instance import InstanceId, Trust
-from covenant.peers.peer_settings import PeerContext, PeerService
+from covenant.model.peers.instance import InstanceId, Trust, is_instance_id
+from covenant.peers.peer_settings import EVERYBODY, PeerContext, PeerService, is_named
 from covenant.seal.envelope import RELAYED_LIFE_MS_MAX, Header, check
 from covenant.seal.identity import SKEW_MS
 from covenant.wire.peers import RelayedEnvelope
 
-EVERYBODY: Final = "*"
 ANSWER_BYTES_MAX: Final = 4 * 1024 * 1024
+"""The most bytes of our own envelopes in the answer to a poll, and of others' envelopes: one of each may have more."""
 RETRY_MS: Final = 30_000
 SWEEP_S: Final = 60.0
 FOLDER_NAME: Final = "relay"
 INTRODUCTION: Final = "introduction.json"
 
 _NAME: Final = re.compile(r"(\d{16})\.(\d{1,16})\.(frd1_[a-z2-7]{40})\.([0-9a-f]{32})\.envelope").fullmatch
-_RECIPIENT: Final = re.compile(r"frd1_[a-z2-7]{40}").fullmatch
 
 log = logging.getLogger(__name__)
 
@@ -80,10 +79,10 @@ class RelayStore:
         self._now_ms = now_ms
         self._kept: dict[InstanceId, OrderedDict[str, StoredEnvelope]] = {}
         self._number = 0
-        self._uses: defaultdict[tuple[str, str], _Usage] = defaultdict(lambda: _Usage(0, 0))
+        self._usage: defaultdict[tuple[str, str], _Usage] = defaultdict(lambda: _Usage(0, 0))
         """The envelopes and bytes that are kept for each recipient, from each sender, and in all."""
-        self._reserved: dict[tuple[InstanceId, str], StoredEnvelope] = {}
-        """Envelopes that are being written, by recipient and name."""
+        self._writing: dict[tuple[InstanceId, str], asyncio.Task[None]] = {}
+        """Writes that are under way, by the envelope's recipient and name."""
         self._shown: dict[InstanceId, str] = {}
         """The hash of each recipient's last introduction."""
 
@@ -91,69 +90,76 @@ class RelayStore:
         """Reads the envelopes that an earlier run kept. Blocks."""
         if not self._folder.is_dir():
             make_owned_folder(self._folder, exist_ok=True)
-        for place in sorted(self._folder.iterdir()):
-            if not place.is_dir() or _RECIPIENT(place.name) is None:
+        for folder in sorted(self._folder.iterdir()):
+            if not folder.is_dir() or not is_instance_id(folder.name):
                 continue
             found = OrderedDict[str, StoredEnvelope]()
-            for file in sorted(place.iterdir()):
+            for file in sorted(folder.iterdir()):
                 if (read := _NAME(file.name)) is not None:
                     number, until_ms, sender, name = read.groups()
                     kept = StoredEnvelope(int(number), int(until_ms), InstanceId(sender), name, file.stat().st_size)
                     found[name] = kept
-                    self._count(InstanceId(place.name), kept, 1)
+                    self._count(InstanceId(folder.name), kept, 1)
                     self._number = max(self._number, kept.number)
                 elif file.suffix == ".tmp":
                     file.unlink()  # its sender got no acknowledgement for it
-            self._kept[InstanceId(place.name)] = found
+            self._kept[InstanceId(folder.name)] = found
 
     def reserve(self, recipient: InstanceId, sender: InstanceId, name: str, size: int, until_ms: int) -> StoredEnvelope:
-        """Reserves room for an envelope. Raises OverLimit."""
-        for use, what in ((self._uses["to", recipient], "for this recipient"), (self._uses["by", sender], "from you")):
+        """Reserves room for an envelope, which is to be written. Raises OverLimit."""
+        for use, what in (
+            (self._usage["to", recipient], "for this recipient"),
+            (self._usage["by", sender], "from you"),
+        ):
             if use.envelopes >= self._limits.count_per_peer or use.bytes + size > self._limits.bytes_per_peer:
                 raise OverLimit(
                     "relay_full", f"too many messages {what} wait here; try again later", retry_after_ms=RETRY_MS
                 )
-        if self._uses["all", ""].bytes + size > self._limits.bytes_max:
+        if self._usage["all", ""].bytes + size > self._limits.bytes_max:
             raise OverLimit("relay_full", "this relay is full; try again later", retry_after_ms=RETRY_MS)
         self._number += 1
-        made = self._reserved[recipient, name] = StoredEnvelope(self._number, until_ms, sender, name, size)
+        made = StoredEnvelope(self._number, until_ms, sender, name, size)
         self._count(recipient, made, 1)
         return made
 
     def _count(self, recipient: InstanceId, kept: StoredEnvelope, sign: int) -> None:
         for key in (("to", recipient), ("by", kept.sender), ("all", "")):
-            count, size = self._uses[key]
-            self._uses[key] = _Usage(count + sign, size + sign * kept.bytes)
-            if not self._uses[key].envelopes:
-                del self._uses[key]
+            count, size = self._usage[key]
+            self._usage[key] = _Usage(count + sign, size + sign * kept.bytes)
+            if not self._usage[key].envelopes:
+                del self._usage[key]
 
     def _held(self, recipient: InstanceId) -> OrderedDict[str, StoredEnvelope]:
         return self._kept.get(recipient) or OrderedDict()
 
-    def find(self, recipient: InstanceId, name: str) -> StoredEnvelope | None:
-        return self._held(recipient).get(name) or self._reserved.get((recipient, name))
+    async def find(self, recipient: InstanceId, name: str) -> StoredEnvelope | None:
+        """The envelope of this name. Waits for one that is being written."""
+        while (writing := self._writing.get((recipient, name))) is not None:
+            await asyncio.wait((writing,))
+        return self._held(recipient).get(name)
 
     async def write(self, recipient: InstanceId, kept: StoredEnvelope, data: bytes) -> None:
-        """It is on disk when this returns. It is written although its sender hangs up: no file is left uncounted."""
-        await asyncio.shield(self._put(recipient, kept, data))
+        """Returns when the envelope is on disk. It is written even if its sender hangs up: every file is counted."""
+        writing = self._writing[recipient, kept.name] = asyncio.ensure_future(self._put(recipient, kept, data))
+        await asyncio.shield(writing)
 
     async def _put(self, recipient: InstanceId, kept: StoredEnvelope, data: bytes) -> None:
-        place = self._folder / recipient
+        folder = self._folder / recipient
         try:
-            await asyncio.to_thread(self._write, place, kept.file_name, data)
+            await asyncio.to_thread(self._write, folder, kept.file_name, data)
         except BaseException:
             self._count(recipient, kept, -1)
             raise
         else:
             self._kept.setdefault(recipient, OrderedDict())[kept.name] = kept
         finally:
-            del self._reserved[recipient, kept.name]
+            del self._writing[recipient, kept.name]
 
-    def _write(self, place: Path, name: str, data: bytes) -> None:
-        if not place.is_dir():
-            make_owned_folder(place, exist_ok=True)
+    def _write(self, folder: Path, name: str, data: bytes) -> None:
+        if not folder.is_dir():
+            make_owned_folder(folder, exist_ok=True)
             sync_dir(self._folder)
-        replace_private(place / name, data)
+        replace_private(folder / name, data)
 
     async def read(self, recipient: InstanceId, most: int) -> Sequence[RelayedEnvelope]:
         """The first envelopes that wait, in the order in which they came."""
@@ -171,12 +177,14 @@ class RelayStore:
             if found or not missing:
                 return found
 
-    def _read(self, place: Path, chosen: Iterable[StoredEnvelope]) -> tuple[Sequence[RelayedEnvelope], Sequence[str]]:
+    def _read(self, folder: Path, chosen: Iterable[StoredEnvelope]) -> tuple[Sequence[RelayedEnvelope], Sequence[str]]:
         """The envelopes, and the names of those whose files somebody has removed."""
         found, missing = list[RelayedEnvelope](), list[str]()
         for kept in chosen:
             try:
-                found.append(RelayedEnvelope(id=kept.name, envelope=msgspec.Raw((place / kept.file_name).read_bytes())))
+                found.append(
+                    RelayedEnvelope(id=kept.name, envelope=msgspec.Raw((folder / kept.file_name).read_bytes()))
+                )
             except OSError as error:
                 log.warning("relay.unreadable", extra={"file": kept.file_name, "reason": str(error)})
                 missing += [kept.name] if isinstance(error, FileNotFoundError) else []
@@ -189,7 +197,7 @@ class RelayStore:
         for kept in gone:
             self._count(recipient, kept, -1)
         if gone:
-            # Nobody knows of the files any more: they go although the recipient hangs up now.
+            # The index has forgotten the files, so they are deleted even if the recipient hangs up now.
             await asyncio.shield(asyncio.to_thread(_unlink, self._folder / recipient, gone))
 
     async def drop_stale(self, recipient: InstanceId) -> None:
@@ -223,6 +231,7 @@ class RelayStore:
         try:
             return await asyncio.to_thread((self._folder / recipient / INTRODUCTION).read_bytes)
         except OSError:
+            self._shown.pop(recipient, None)  # the recipient's next poll writes it again
             return None
 
 
@@ -233,7 +242,7 @@ class Relay(PeerService):
         self._named = frozenset(settings.relay_for)
         limits = RelayLimits(settings.relay_bytes_max, settings.relay_bytes_per_peer, settings.relay_envelopes_per_peer)
         self._store = RelayStore(folder, limits, self._now_ms) if folder is not None and self._named else None
-        self.woken: Callable[[InstanceId], None] = lambda _: None
+        self.on_envelope: Callable[[InstanceId], None] = lambda _: None
         """Called with each recipient that has a new envelope."""
 
     async def open(self) -> None:
@@ -250,8 +259,7 @@ class Relay(PeerService):
         peer = self._ledger.peer(peer_id)
         if peer is None or peer.denied or not peer.trust.covers(Trust.VERIFIED) or self._store is None:
             return None
-        named = EVERYBODY in self._named or peer.name in self._named or any(each in self._named for each in peer.ids)
-        return peer if named else None
+        return peer if EVERYBODY in self._named or is_named(peer, self._named) else None
 
     def check(self, body: bytes, recipient: str) -> Header:
         """Checks all of an envelope that can be checked without its recipient's key. Raises EnvelopeRefused."""
@@ -266,24 +274,26 @@ class Relay(PeerService):
         return checked.header
 
     async def keep(self, body: bytes, header: Header) -> tuple[int, bool]:
-        """Until when the envelope is kept, and whether it was here already. It is on disk when this returns."""
+        """Keeps an envelope. Returns until when, and whether it was here already, once it is on disk."""
         recipient, sender = InstanceId(header.to), InstanceId(header.sender)
         if self._store is None or self._relayed(recipient) is None:
             raise NotFound("not_relayed", "this relay keeps nothing for that instance")
         name = hashlib.sha256(f"{sender}\n{header.jti}".encode()).hexdigest()[:32]
-        known = self._store.find(recipient, name)
+        await self._store.drop_stale(recipient)
+        # Nothing is awaited between this look and the write, or the envelope could be kept twice.
+        known = await self._store.find(recipient, name)
         if known is not None:
             return known.until_ms, True
-        await self._store.drop_stale(recipient)
         until_ms = min(header.exp, self._now_ms() + self._settings.relay_keep_ms)
         kept = self._store.reserve(recipient, sender, name, len(body), until_ms)
         await self._store.write(recipient, kept, body)
-        self.woken(recipient)
+        self.on_envelope(recipient)
         return until_ms, False
 
-    async def fetched(self, peer: Peer, introduction: bytes, taken: Sequence[str]) -> None:
-        """Handles the relay part of a recipient's poll: its introduction, and its acknowledgements. Ignored from
-        others.
+    async def receive_fetch(self, peer: Peer, introduction: bytes, taken: Sequence[str]) -> None:
+        """Handles the part of a poll for a relay: the introduction and the acknowledgements.
+
+        Does nothing if the relay does not serve this peer.
         """
         if self._store is None or self._relayed(peer.id) is None:
             return
@@ -310,6 +320,10 @@ def _size(kept: Iterable[StoredEnvelope]) -> int:
     return sum(each.bytes for each in kept)
 
 
-def _unlink(place: Path, gone: Iterable[StoredEnvelope]) -> None:
+def _unlink(folder: Path, gone: Iterable[StoredEnvelope]) -> None:
+    """A file that cannot be deleted must not stop the relay. The next start finds it, and tries again."""
     for kept in gone:
-        (place / kept.file_name).unlink(missing_ok=True)
+        try:
+            (folder / kept.file_name).unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("relay.not_deleted", extra={"file": kept.file_name, "reason": str(error)})

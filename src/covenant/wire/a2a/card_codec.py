@@ -44,8 +44,10 @@ _PROTO_V03: Final = (
     "skills",
     "supportsAuthenticatedExtendedCard",
 )
-_ABILITIES_V03: Final = ("streaming", "pushNotifications", "extensions")
-_SAME: Final = tuple(name for name in AgentCard.__struct_fields__ if name not in {"capabilities", "security_schemes"})
+_CAPABILITIES_V03: Final = ("streaming", "pushNotifications", "extensions")
+_COMMON_FIELDS: Final = tuple(
+    name for name in AgentCard.__struct_fields__ if name not in {"capabilities", "security_schemes"}
+)
 INTERFACES_MAX: Final = 32
 SKILLS_MAX: Final = 1_000
 _any: Final = msgspec.json.Decoder()
@@ -105,7 +107,7 @@ def encode_proto_card_v03(card: AgentCard) -> bytes:
     fields: dict[str, Any] = msgspec.to_builtins(combined)
     proto: dict[str, Any] = {name: fields[name] for name in _PROTO_V03 if name in fields}
     proto["capabilities"] = {
-        name: fields["capabilities"][name] for name in _ABILITIES_V03 if name in fields["capabilities"]
+        name: fields["capabilities"][name] for name in _CAPABILITIES_V03 if name in fields["capabilities"]
     }
     proto["securitySchemes"] = msgspec.to_builtins(card.security_schemes)
     proto["security"] = msgspec.to_builtins(card.security_requirements)
@@ -123,7 +125,7 @@ def combined_card(card: AgentCard) -> CombinedCard:
     preferred = next((each for each in interfaces if each.protocol_binding == JSONRPC), interfaces[0])
     old = [each for each in interfaces if each.protocol_version == "0.3"] or [preferred]
     return CombinedCard(
-        **{name: getattr(card, name) for name in _SAME},
+        **{name: getattr(card, name) for name in _COMMON_FIELDS},
         protocol_version=PROTOCOL_VERSION,
         url=preferred.url,
         preferred_transport=preferred.protocol_binding,
@@ -141,7 +143,7 @@ def combined_card(card: AgentCard) -> CombinedCard:
     )
 
 
-def wants_clean(version: str | None) -> bool:
+def reads_v1(version: str | None) -> bool:
     """Whether a caller with this `A2A-Version` reads 1.0: `1.0` with any patch. Only older clients say `1`."""
     return version is not None and (version == PROTOCOL_VERSION or version.startswith(f"{PROTOCOL_VERSION}."))
 
@@ -211,12 +213,12 @@ def _required(fields: Mapping[str, Any], name: str) -> str:
 
 def _interfaces(fields: Mapping[str, Any]) -> Iterable[RemoteInterface]:
     found: dict[tuple[str, str, str], RemoteInterface] = {}
-    for interface in (*_newer_interfaces(fields), *_older_interfaces(fields)):
+    for interface in (*_interfaces_v1(fields), *_interfaces_v03(fields)):
         found.setdefault((interface.url, interface.binding, interface.version), interface)
     return found.values()
 
 
-def _newer_interfaces(fields: Mapping[str, Any]) -> Iterator[RemoteInterface]:
+def _interfaces_v1(fields: Mapping[str, Any]) -> Iterator[RemoteInterface]:
     for each in _list(fields.get("supportedInterfaces")):
         interface = _object(each)
         url, binding = _text(interface.get("url")), _text(interface.get("protocolBinding"))
@@ -227,7 +229,7 @@ def _newer_interfaces(fields: Mapping[str, Any]) -> Iterator[RemoteInterface]:
             )
 
 
-def _older_interfaces(fields: Mapping[str, Any]) -> Iterator[RemoteInterface]:
+def _interfaces_v03(fields: Mapping[str, Any]) -> Iterator[RemoteInterface]:
     """The interfaces of a 0.3 card: `url` and the additional ones. All speak 0.3, also those that claim 1.0."""
     if url := _text(fields.get("url")):
         yield RemoteInterface(

@@ -119,7 +119,7 @@ class _ReplyV03(_Answer, frozen=True):
     final: bool | None = None
 
 
-def _given(fields: dict[str, Any]) -> dict[str, Any]:
+def _without_none(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -157,15 +157,15 @@ class ClientCodec:
             **self.blocking(ask.blocking),
         }
         message = self.message_of(ask.message, ask.message.task_id, ask.message.context_id, "")
-        return self._params(tenant, message=message, configuration=_given(configuration), metadata=ask.metadata)
+        return self._params(tenant, message=message, configuration=_without_none(configuration), metadata=ask.metadata)
 
-    def encode_task_request(self, task_id: str, tenant: str | None = None, history_length: int | None = None) -> bytes:
+    def encode_task_request(self, task_id: str, tenant: str | None = None) -> bytes:
         """Encodes the params to get, cancel or subscribe to a task."""
-        return self._params(tenant, **self.about(task_id), historyLength=history_length)
+        return self._params(tenant, **self.about(task_id))
 
     def _params(self, tenant: str | None, **fields: Any) -> bytes:
         """Encodes params. Only 1.0 has tenants."""
-        return _encode(_given({"tenant": tenant if self.version is not None else None, **fields}))
+        return _encode(_without_none({"tenant": tenant if self.version is not None else None, **fields}))
 
     def decode_reply(self, data: bytes) -> RemoteEvent:
         """Decodes the answer to a send, or a stream's frame. Raises BadResponse, or InvalidParams for a bad field."""

@@ -2,7 +2,7 @@
 
 `FrameChecks` does so for the frames of one call, as they were on the wire. It passes over a frame that was cut.
 
-`FORMS` has, for each dialect, the members that the specification requires of every object. A finding is named after the
+`FORMS` has, for each dialect, the members of every object and which of them are required. A finding is named after the
 object and member that it is about (`Task.status`), or after the broken rule (`RULES`). An unknown member is no finding,
 since the specification does not forbid it.
 """
@@ -140,46 +140,46 @@ def parse_object(data: bytes) -> dict[str, Any] | None:
     return read if isinstance(read, dict) and not deeper_than(read, NESTING_MAX) else None
 
 
-def check_object(form: Form, name: str, given: Any, where: str) -> Iterator[BrokenRule]:
-    if not isinstance(given, dict):
+def check_object(form: Form, name: str, value: Any, where: str) -> Iterator[BrokenRule]:
+    if not isinstance(value, dict):
         yield BrokenRule(name, f"{where} is not an object")
         return
     for member in form.objects[name]:
-        yield from _check_member(form, name, member, given, where)
+        yield from _check_member(form, name, member, value, where)
     if name == "Part":
-        yield from _check_part(form, given, where)
+        yield from _check_part(form, value, where)
 
 
 def _check_member(form: Form, owner: str, member: Member, fields: dict[str, Any], where: str) -> Iterator[BrokenRule]:
-    rule, place = f"{owner}.{member.name}", f"{where}.{member.name}"
+    rule, path = f"{owner}.{member.name}", f"{where}.{member.name}"
     value = fields.get(member.name)
     if value is None or (member.required and value in ("", [])):
         if member.required:
-            yield BrokenRule(rule, f"{place} is required{'' if value is None else ' and is empty'}")
+            yield BrokenRule(rule, f"{path} is required{'' if value is None else ' and is empty'}")
     elif not member.many:
-        yield from _check_value(form, member.kind, value, rule, place)
+        yield from _check_value(form, member.kind, value, rule, path)
     elif isinstance(value, list):
         for at, each in enumerate(value):
-            yield from _check_value(form, member.kind, each, rule, f"{place}[{at}]")
+            yield from _check_value(form, member.kind, each, rule, f"{path}[{at}]")
     else:
-        yield BrokenRule(rule, f"{place} is not a list")
+        yield BrokenRule(rule, f"{path} is not a list")
 
 
-def _check_value(form: Form, kind: str, value: Any, rule: str, place: str) -> Iterator[BrokenRule]:
+def _check_value(form: Form, kind: str, value: Any, rule: str, path: str) -> Iterator[BrokenRule]:
     codec = form.dialect.client
     if kind in form.objects:
-        yield from check_object(form, kind, value, place)
+        yield from check_object(form, kind, value, path)
     elif kind == "bool":
         if not isinstance(value, bool):
-            yield BrokenRule(rule, f"{place} is neither true nor false")
+            yield BrokenRule(rule, f"{path} is neither true nor false")
     elif not isinstance(value, str):
-        yield BrokenRule(rule, f"{place} is not a text")
+        yield BrokenRule(rule, f"{path} is not a text")
     elif kind == "state" and codec.states.get(value) is None:
-        yield BrokenRule(rule, f"{place}: A2A {form.version} has no state {value[:40]!r}")
+        yield BrokenRule(rule, f"{path}: A2A {form.version} has no state {value[:40]!r}")
     elif kind == "role" and codec.roles.get(value) is None:
-        yield BrokenRule(rule, f"{place}: A2A {form.version} has no role {value[:40]!r}")
+        yield BrokenRule(rule, f"{path}: A2A {form.version} has no role {value[:40]!r}")
     elif kind == "time" and not _TIME.fullmatch(value):
-        yield BrokenRule(rule, f"{place} is not an ISO 8601 time with a zone")
+        yield BrokenRule(rule, f"{path} is not an ISO 8601 time with a zone")
 
 
 def _check_part(form: Form, part: dict[str, Any], where: str) -> Iterator[BrokenRule]:
@@ -190,9 +190,9 @@ def _check_part(form: Form, part: dict[str, Any], where: str) -> Iterator[Broken
         elif kind not in part:
             yield BrokenRule(f"Part.{kind}", f"{where} is a part of kind {kind} without {kind}")
         return
-    given = [name for name in _CONTENTS[form.dialect] if name in part]
-    if len(given) != 1:
-        found = " and ".join(given) or "none"
+    present = [name for name in _CONTENTS[form.dialect] if name in part]
+    if len(present) != 1:
+        found = " and ".join(present) or "none"
         yield BrokenRule("Part.content", f"{where} has {found} of {', '.join(_CONTENTS[form.dialect])}, and not one")
 
 
@@ -222,10 +222,10 @@ def _reply_in(form: Form, body: dict[str, Any], *, task_alone: bool) -> tuple[tu
         kind = body.get("kind")
         name = form.members.get(kind) if isinstance(kind, str) else None
         return (None if name is None else (name, body)), str(kind)
-    given = [member for member in form.members if body.get(member) is not None]
-    if len(given) != 1:
+    present = [member for member in form.members if body.get(member) is not None]
+    if len(present) != 1:
         return None, ""
-    return (form.members[given[0]], body[given[0]]), given[0]
+    return (form.members[present[0]], body[present[0]]), present[0]
 
 
 def check_rpc(body: dict[str, Any], call_id: int) -> Iterator[BrokenRule]:
@@ -234,10 +234,10 @@ def check_rpc(body: dict[str, Any], call_id: int) -> Iterator[BrokenRule]:
         yield BrokenRule("jsonrpc.envelope", 'the response does not say "jsonrpc": "2.0"')
     if ("result" in body) == (body.get("error") is not None):
         yield BrokenRule("jsonrpc.envelope", "the response must have either a result or an error")
-    given = body.get("id")
+    found_id = body.get("id")
     # The server may fail before it has read the request's id.
-    if (given != call_id or isinstance(given, bool)) and not (given is None and body.get("error") is not None):
-        has = f"the id {msgspec.json.encode(given).decode()[:40]}" if "id" in body else "no id"
+    if (found_id != call_id or isinstance(found_id, bool)) and not (found_id is None and body.get("error") is not None):
+        has = f"the id {msgspec.json.encode(found_id).decode()[:40]}" if "id" in body else "no id"
         yield BrokenRule("jsonrpc.id", f"the response has {has}; its request had the id {call_id}")
     error = body.get("error")
     if error is None:
@@ -360,11 +360,11 @@ _NO_JSON: Final = BrokenRule("json", "the answer is no JSON object")
 class RecordedFrame:
     """A frame as it was on the wire. `event`: it is an event of a stream."""
 
-    __slots__ = ("at_ms", "body", "cut", "direction", "event", "findings", "headers", "of", "status", "what")
+    __slots__ = ("at_ms", "body", "cut", "direction", "event", "findings", "headers", "phase", "status", "what")
 
-    def __init__(self, at_ms: int, direction: Literal["in", "out"], what: str, *, of: Phase, event: bool) -> None:
+    def __init__(self, at_ms: int, direction: Literal["in", "out"], what: str, *, phase: Phase, event: bool) -> None:
         self.at_ms, self.direction, self.what = at_ms, direction, what
-        self.of, self.event = of, event
+        self.phase, self.event = phase, event
         self.status: int | None = None
         self.headers: Mapping[str, str] = {}
         self.body = bytearray()
@@ -387,10 +387,10 @@ class FrameChecks:
         self._stream = StreamCheck(form)
 
     def run(self, *, cut: bool) -> None:
-        cards = [frame for frame in self._frames if frame.of == "card" and succeeded(frame)]
+        cards = [frame for frame in self._frames if frame.phase == "card" and succeeded(frame)]
         for frame in cards[-1:]:
             self._card(frame)
-        answers = [frame for frame in self._frames if frame.direction == "in" and frame.of == "call"]
+        answers = [frame for frame in self._frames if frame.direction == "in" and frame.phase == "call"]
         for frame in answers:
             # The target of a redirect is shown; its body is not an answer.
             if not 300 <= (frame.status or 200) < 400 and not frame.cut:

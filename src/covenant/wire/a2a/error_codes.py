@@ -67,31 +67,31 @@ class ErrorCode(msgspec.Struct, frozen=True, gc=False):
         return self.v1 if version is Version.V1 else self.v03
 
 
-def _fault(code: int, http: int, grpc: str, reason: str, *, v03: int | None = None) -> ErrorCode:
+def _row(code: int, http: int, grpc: str, reason: str, *, v03: int | None = None) -> ErrorCode:
     return ErrorCode(code, code if v03 is None else v03, http, grpc, reason)
 
 
-TASK_NOT_FOUND: Final = _fault(-32001, 404, "NOT_FOUND", "TASK_NOT_FOUND")
-UNSUPPORTED_OPERATION: Final = _fault(-32004, 400, _PRECONDITION, "UNSUPPORTED_OPERATION")
-INVALID_PARAMS: Final = _fault(-32602, 400, "INVALID_ARGUMENT", "INVALID_PARAMS")
-INTERNAL: Final = _fault(-32603, 500, "INTERNAL", "INTERNAL_ERROR")
+TASK_NOT_FOUND: Final = _row(-32001, 404, "NOT_FOUND", "TASK_NOT_FOUND")
+UNSUPPORTED_OPERATION: Final = _row(-32004, 400, _PRECONDITION, "UNSUPPORTED_OPERATION")
+INVALID_PARAMS: Final = _row(-32602, 400, "INVALID_ARGUMENT", "INVALID_PARAMS")
+INTERNAL: Final = _row(-32603, 500, "INTERNAL", "INTERNAL_ERROR")
 
 BY_CODE: Final[dict[str, ErrorCode]] = {
     "unknown_task": TASK_NOT_FOUND,
-    "not_cancelable": _fault(-32002, 400, _PRECONDITION, "TASK_NOT_CANCELABLE"),
-    "push_not_supported": _fault(-32003, 400, _PRECONDITION, "PUSH_NOTIFICATION_NOT_SUPPORTED", v03=-32004),
+    "not_cancelable": _row(-32002, 400, _PRECONDITION, "TASK_NOT_CANCELABLE"),
+    "push_not_supported": _row(-32003, 400, _PRECONDITION, "PUSH_NOTIFICATION_NOT_SUPPORTED", v03=-32004),
     "unsupported_operation": UNSUPPORTED_OPERATION,
-    "content_type_not_supported": _fault(-32005, 400, "INVALID_ARGUMENT", "CONTENT_TYPE_NOT_SUPPORTED"),
-    "invalid_agent_response": _fault(-32006, 500, "INTERNAL", "INVALID_AGENT_RESPONSE"),
-    "extended_card_not_configured": _fault(-32007, 400, _PRECONDITION, "EXTENDED_AGENT_CARD_NOT_CONFIGURED"),
-    "extension_required": _fault(-32008, 400, _PRECONDITION, "EXTENSION_SUPPORT_REQUIRED"),
-    "version_not_supported": _fault(-32009, 400, _PRECONDITION, "VERSION_NOT_SUPPORTED", v03=-32007),
-    "invalid_json": _fault(PARSE_ERROR, 400, "INVALID_ARGUMENT", "INVALID_JSON"),
-    "invalid_envelope": _fault(-32600, 400, "INVALID_ARGUMENT", "INVALID_REQUEST"),
-    "unknown_method": _fault(-32601, 404, "NOT_FOUND", "METHOD_NOT_FOUND"),
-    "method_not_allowed": _fault(-32601, 405, "UNIMPLEMENTED", "METHOD_NOT_ALLOWED"),
+    "content_type_not_supported": _row(-32005, 400, "INVALID_ARGUMENT", "CONTENT_TYPE_NOT_SUPPORTED"),
+    "invalid_agent_response": _row(-32006, 500, "INTERNAL", "INVALID_AGENT_RESPONSE"),
+    "extended_card_not_configured": _row(-32007, 400, _PRECONDITION, "EXTENDED_AGENT_CARD_NOT_CONFIGURED"),
+    "extension_required": _row(-32008, 400, _PRECONDITION, "EXTENSION_SUPPORT_REQUIRED"),
+    "version_not_supported": _row(-32009, 400, _PRECONDITION, "VERSION_NOT_SUPPORTED", v03=-32007),
+    "invalid_json": _row(PARSE_ERROR, 400, "INVALID_ARGUMENT", "INVALID_JSON"),
+    "invalid_envelope": _row(-32600, 400, "INVALID_ARGUMENT", "INVALID_REQUEST"),
+    "unknown_method": _row(-32601, 404, "NOT_FOUND", "METHOD_NOT_FOUND"),
+    "method_not_allowed": _row(-32601, 405, "UNIMPLEMENTED", "METHOD_NOT_ALLOWED"),
     "invalid_params": INVALID_PARAMS,
-    "idempotency_key_reused": _fault(-32602, 409, "ALREADY_EXISTS", "IDEMPOTENCY_KEY_REUSED"),
+    "idempotency_key_reused": _row(-32602, 409, "ALREADY_EXISTS", "IDEMPOTENCY_KEY_REUSED"),
     "agent_failed": INTERNAL,
 }
 AGENT_CODES: Final = {row.v1: code for code, row in reversed(BY_CODE.items())}
@@ -99,13 +99,13 @@ AGENT_CODES: Final = {row.v1: code for code, row in reversed(BY_CODE.items())}
 # A conflict means that the task's state forbids the operation: to A2A clients, an unsupported operation.
 BY_CLASS: Final[dict[type[Refusal], ErrorCode]] = {
     Invalid: INVALID_PARAMS,
-    Unauthenticated: _fault(-32600, 401, "UNAUTHENTICATED", "UNAUTHENTICATED"),
-    Forbidden: _fault(-32600, 403, "PERMISSION_DENIED", "PERMISSION_DENIED"),
+    Unauthenticated: _row(-32600, 401, "UNAUTHENTICATED", "UNAUTHENTICATED"),
+    Forbidden: _row(-32600, 403, "PERMISSION_DENIED", "PERMISSION_DENIED"),
     NotFound: TASK_NOT_FOUND,
     Conflict: UNSUPPORTED_OPERATION,
-    TooLarge: _fault(-32600, 413, "RESOURCE_EXHAUSTED", "REQUEST_TOO_LARGE"),
-    OverLimit: _fault(-32603, 429, "RESOURCE_EXHAUSTED", "RESOURCE_EXHAUSTED"),
-    Unavailable: _fault(-32603, 503, "UNAVAILABLE", "UNAVAILABLE"),
+    TooLarge: _row(-32600, 413, "RESOURCE_EXHAUSTED", "REQUEST_TOO_LARGE"),
+    OverLimit: _row(-32603, 429, "RESOURCE_EXHAUSTED", "RESOURCE_EXHAUSTED"),
+    Unavailable: _row(-32603, 503, "UNAVAILABLE", "UNAVAILABLE"),
 }
 
 
@@ -137,8 +137,8 @@ def agent_error(result: Result | None) -> Refusal | None:
 
 
 def rpc_error(error: BaseException, version: Version) -> ErrorObject:
-    fault = error_code_of(error)
-    return ErrorObject(fault.code(version), message_of(error), details(error))
+    row = error_code_of(error)
+    return ErrorObject(row.code(version), message_of(error), details(error))
 
 
 def message_of(error: BaseException) -> str:
@@ -161,10 +161,10 @@ def details(error: BaseException) -> list[dict[str, Any]]:
 
 def rest_error(error: BaseException, version: Version = Version.V1) -> tuple[int, bytes]:
     """The HTTP status and the body, a `google.rpc.Status` as JSON. Clients of 0.3 also get `type` and `message`."""
-    fault = error_code_of(error)
-    status = {"code": fault.http, "status": fault.grpc, "message": message_of(error), "details": details(error)}
+    row = error_code_of(error)
+    status = {"code": row.http, "status": row.grpc, "message": message_of(error), "details": details(error)}
     older = {} if version is Version.V1 else {"type": name_v03(error), "message": message_of(error)}
-    return fault.http, _encode({"error": status, **older})
+    return row.http, _encode({"error": status, **older})
 
 
 def name_v03(error: BaseException) -> str:

@@ -69,13 +69,13 @@ class MessageProtoV03(msgspec.Struct, frozen=True, gc=False, rename="camel", omi
 def contents_of(parts: Iterable[PartProtoV03], where: str) -> tuple[Content, ...]:
     """Converts parts to content. `where` is their place, for errors."""
     return tuple(
-        [parts_v03.content_of(_named(part, f"{where}[{at}]"), f"{where}[{at}]") for at, part in enumerate(parts)]
+        [parts_v03.content_of(_part_v03(part, f"{where}[{at}]"), f"{where}[{at}]") for at, part in enumerate(parts)]
     )
 
 
-def _named(part: PartProtoV03, where: str) -> PartV03:
-    given = [name for name in ("text", "file", "data") if getattr(part, name) is not None]
-    if len(given) != 1:
+def _part_v03(part: PartProtoV03, where: str) -> PartV03:
+    present = [name for name in ("text", "file", "data") if getattr(part, name) is not None]
+    if len(present) != 1:
         raise InvalidParams(where, "must have one of text, file and data")
     file, data, found = part.file, part.data, None
     if file is not None:
@@ -83,7 +83,7 @@ def _named(part: PartProtoV03, where: str) -> PartV03:
         inner = _unwrapped(standard_base64(blob, f"{where}.file.fileWithBytes")) if blob is not None else None
         found = FileV03(inner, file.file_with_uri, file.name, file.mime_type)
     return PartV03(
-        given[0],
+        present[0],
         part.text,
         found,
         data.data if data is not None else msgspec.UNSET,

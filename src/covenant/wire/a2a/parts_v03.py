@@ -106,11 +106,11 @@ def _split_metadata(metadata: dict[str, Any] | None) -> tuple[str | None, str | 
     """The media type and file name from the metadata, and the rest of it."""
     if not metadata or (MEDIA_TYPE not in metadata and FILENAME not in metadata):
         return None, None, metadata
-    left = dict(metadata)
-    media_type, filename = left.pop(MEDIA_TYPE, None), left.pop(FILENAME, None)
+    rest = dict(metadata)
+    media_type, filename = rest.pop(MEDIA_TYPE, None), rest.pop(FILENAME, None)
     if not isinstance(media_type, str | None) or not isinstance(filename, str | None):
         return None, None, metadata
-    return media_type, file_name_of(filename) if filename else filename, left or None
+    return media_type, file_name_of(filename) if filename else filename, rest or None
 
 
 def part_of(block: Content, link: Link = unlinked) -> PartV03:
@@ -119,9 +119,9 @@ def part_of(block: Content, link: Link = unlinked) -> PartV03:
     metadata = metadata_of(block)
     match block:
         case Text(text, media_type, filename):
-            return PartV03("text", text, metadata=_with(metadata, media_type, filename))
+            return PartV03("text", text, metadata=_with_file_fields(metadata, media_type, filename))
         case Json(value, media_type, filename):
-            noted = _with(metadata, media_type, filename)
+            noted = _with_file_fields(metadata, media_type, filename)
             if isinstance(value, dict):
                 return PartV03("data", data=value, metadata=noted)
             return PartV03("data", data={"value": value}, metadata={**(noted or {}), WRAPPED: True})
@@ -129,7 +129,9 @@ def part_of(block: Content, link: Link = unlinked) -> PartV03:
             return PartV03("file", file=FileV03(uri=uri, name=name or None, mime_type=media_type), metadata=metadata)
         case Resource(resource, filename):
             if resource.blob is None:
-                return PartV03("text", resource.text or "", metadata=_with(metadata, resource.mimeType, filename))
+                return PartV03(
+                    "text", resource.text or "", metadata=_with_file_fields(metadata, resource.mimeType, filename)
+                )
             file = FileV03(bytes=resource.blob, name=filename, mime_type=resource.mimeType)
             return PartV03("file", file=file, metadata=metadata)
         case Image(data, media_type) | Audio(data, media_type):
@@ -139,7 +141,9 @@ def part_of(block: Content, link: Link = unlinked) -> PartV03:
             return PartV03("file", file=file, metadata=metadata)
 
 
-def _with(metadata: dict[str, Any] | None, media_type: str | None, filename: str | None) -> dict[str, Any] | None:
+def _with_file_fields(
+    metadata: dict[str, Any] | None, media_type: str | None, filename: str | None
+) -> dict[str, Any] | None:
     if media_type is None and filename is None:
         return metadata
     noted = dict(metadata or {})

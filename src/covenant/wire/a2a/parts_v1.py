@@ -1,4 +1,6 @@
-"""Parts and messages of A2A 1.0 (text, raw bytes, a URL or data, with media type and file name), and content.
+"""Parts and messages of A2A 1.0, converted to and from content.
+
+A part is a text, raw bytes, a URL or data, with a media type and a file name.
 
 Fields that only MCP's blocks have travel in the part's metadata under `covenant.mcp`, in every dialect.
 """
@@ -122,29 +124,29 @@ def with_mcp_fields(block: Text | Resource | ResourceLink) -> Content:
         found = msgspec.convert(metadata[MCP], McpFields)
     except msgspec.ValidationError:
         return block
-    left = {key: value for key, value in metadata.items() if key != MCP} or None
+    rest = {key: value for key, value in metadata.items() if key != MCP} or None
     if isinstance(block, Text) and found.uri is not None:
         inner = Embedded(found.uri, block.mimeType, text=block.text, meta=found.resource_meta)
-        return Resource(inner, block.filename, left, found.annotations, found.meta)
-    names = [name for name in _BESIDE if name in block.__struct_fields__]
-    given = {name: getattr(found, name) for name in names}
+        return Resource(inner, block.filename, rest, found.annotations, found.meta)
+    names = [name for name in _BLOCK_FIELDS if name in block.__struct_fields__]
+    fields = {name: getattr(found, name) for name in names}
     if isinstance(block, Resource):
-        given["resource"] = msgspec.structs.replace(block.resource, uri=found.uri or "", meta=found.resource_meta)
-    return msgspec.structs.replace(block, metadata=left, **given)
+        fields["resource"] = msgspec.structs.replace(block.resource, uri=found.uri or "", meta=found.resource_meta)
+    return msgspec.structs.replace(block, metadata=rest, **fields)
 
 
-_BESIDE: Final = tuple(name for name in McpFields.__struct_fields__ if name not in ("resource_meta", "uri"))
+_BLOCK_FIELDS: Final = tuple(name for name in McpFields.__struct_fields__ if name not in ("resource_meta", "uri"))
 
 
 def metadata_of(block: Content) -> dict[str, Any] | None:
     """The block's metadata, with its MCP fields under `covenant.mcp`."""
-    given = {name: getattr(block, name, None) for name in _BESIDE}
+    fields = {name: getattr(block, name, None) for name in _BLOCK_FIELDS}
     if isinstance(block, Resource):
-        given["resource_meta"], given["uri"] = block.resource.meta, block.resource.uri or None
+        fields["resource_meta"], fields["uri"] = block.resource.meta, block.resource.uri or None
     metadata: dict[str, Any] | None = getattr(block, "metadata", None)
-    if not any(value is not None for value in given.values()):
+    if not any(value is not None for value in fields.values()):
         return metadata
-    return {**(metadata or {}), MCP: msgspec.to_builtins(McpFields(**given))}
+    return {**(metadata or {}), MCP: msgspec.to_builtins(McpFields(**fields))}
 
 
 Link = Callable[[File], str]

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar, get_args, get_origin
 import msgspec
 
 from covenant.model.errors import InvalidParams
-from covenant.wire.json_input import TOLD_NESTING_MAX, parse, shorten
+from covenant.wire.json_input import A2A_NESTING_MAX, parse, shorten
 
 T = TypeVar("T", bound=msgspec.Struct)
 E = TypeVar("E")
@@ -52,15 +52,15 @@ class ParamsReader:
         may_be_snake = (_UNDERSCORE in data and _snake(data) is not None) or (_BACKSLASH in data and b"\\u005" in data)
         plain = not (self._renamed or (self._snake and may_be_snake))
         # Every level takes two brackets: with so few brackets the nesting cannot be too deep.
-        if plain and (len(data) <= 2 * TOLD_NESTING_MAX or data.count(b"{") + data.count(b"[") <= TOLD_NESTING_MAX):
+        if plain and (len(data) <= 2 * A2A_NESTING_MAX or data.count(b"{") + data.count(b"[") <= A2A_NESTING_MAX):
             try:
                 return self._decode(data)
             except (ValueError, RecursionError):
                 pass  # the slow path below reports what is wrong
         try:
             if plain:
-                return parse(self._decoder, data, TOLD_NESTING_MAX)
-            spelled = in_camel_case(parse(_any, data, TOLD_NESTING_MAX), self._kind, "")
+                return parse(self._decoder, data, A2A_NESTING_MAX)
+            spelled = in_camel_case(parse(_any, data, A2A_NESTING_MAX), self._kind, "")
             return msgspec.convert(spelled, self._kind)
         except msgspec.ValidationError as wrong:
             raise invalid_field(wrong) from None
@@ -75,7 +75,7 @@ def invalid_field(wrong: msgspec.ValidationError) -> InvalidParams:
 
 
 @functools.cache
-def _places(kind: type[msgspec.Struct]) -> tuple[tuple[str, str, type[msgspec.Struct] | None], ...]:
+def _fields_of(kind: type[msgspec.Struct]) -> tuple[tuple[str, str, type[msgspec.Struct] | None], ...]:
     """The Python and JSON names of each field, and the struct inside it, if any."""
     fields = msgspec.structs.fields(kind)
     return tuple((field.name, field.encode_name, _struct_in(field.type)) for field in fields)
@@ -96,7 +96,7 @@ def in_camel_case(value: Any, kind: type[msgspec.Struct], where: str) -> Any:
     if not isinstance(value, dict):
         return value
     spelled = dict(value)
-    for snake, camel, inside in _places(kind):
+    for snake, camel, inside in _fields_of(kind):
         if snake != camel and snake in spelled:
             given = spelled.pop(snake)
             if spelled.get(camel) is not None and given is not None:

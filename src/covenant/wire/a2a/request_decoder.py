@@ -230,13 +230,13 @@ class RequestDecoder(ABC):
 
     def decode_send(self, params: Params) -> a2a_requests.SendMessage:
         """Decodes the params of a send, streamed or not."""
-        given: _SendV1 | _SendV03 | _SendProtoV03 = self._send(params)
-        if given.message is None:
+        fields: _SendV1 | _SendV03 | _SendProtoV03 = self._send(params)
+        if fields.message is None:
             raise InvalidParams("message", "is required")
-        message = self._message(given.message)
-        configuration = given.configuration
+        message = self._message(fields.message)
+        configuration = fields.configuration
         if configuration is None:
-            return a2a_requests.SendMessage(message=message, metadata=given.metadata)
+            return a2a_requests.SendMessage(message=message, metadata=fields.metadata)
         blocking, push = self._configured(configuration)
         return a2a_requests.SendMessage(
             message=message,
@@ -244,55 +244,55 @@ class RequestDecoder(ABC):
             history_length=int_value(configuration.history_length, "configuration.historyLength"),
             output_modes=configuration.accepted_output_modes or (),
             push=push,
-            metadata=given.metadata,
+            metadata=fields.metadata,
         )
 
-    def _message(self, given: MessageV1 | MessageV03 | MessageProtoV03) -> a2a_requests.Message:
-        role = self._roles.get(given.role) if given.role else None
+    def _message(self, fields: MessageV1 | MessageV03 | MessageProtoV03) -> a2a_requests.Message:
+        role = self._roles.get(fields.role) if fields.role else None
         if role is None:
-            role = enum_value(given.role, self._roles, "message.role")
+            role = enum_value(fields.role, self._roles, "message.role")
         if role is None:
             raise InvalidParams("message.role", "is required")
-        if not given.parts:
+        if not fields.parts:
             raise InvalidParams("message.parts", "must have at least one part")
         return a2a_requests.Message(
-            message_id=given.message_id or required(given.message_id, "message.messageId"),
-            parts=given.contents("message.parts"),
+            message_id=fields.message_id or required(fields.message_id, "message.messageId"),
+            parts=fields.contents("message.parts"),
             role=role,
-            task_id=given.task_id or None,
-            context_id=given.context_id or None,
-            metadata=given.metadata,
-            extensions=given.extensions or (),
-            reference_task_ids=given.reference_task_ids or (),
+            task_id=fields.task_id or None,
+            context_id=fields.context_id or None,
+            metadata=fields.metadata,
+            extensions=fields.extensions or (),
+            reference_task_ids=fields.reference_task_ids or (),
         )
 
     def decode_get_task(self, params: Params, task_id: str | None = None) -> a2a_requests.GetTask:
-        given: _Task | _NamedProtoV03 = self._task(params)
-        length = int_value(given.history_length, "historyLength")
-        return a2a_requests.GetTask(task_id=task_id or required(given.id, "id"), history_length=length)
+        fields: _Task | _NamedProtoV03 = self._task(params)
+        length = int_value(fields.history_length, "historyLength")
+        return a2a_requests.GetTask(task_id=task_id or required(fields.id, "id"), history_length=length)
 
     def query_get_task(self, task_id: str, query: bytes) -> a2a_requests.GetTask:
         return self.decode_get_task(query_params(query), task_id)
 
     def decode_cancel(self, params: Params, task_id: str | None = None) -> a2a_requests.CancelTask:
-        given: _Task | _NamedProtoV03 = self._task(params)
-        return a2a_requests.CancelTask(task_id=task_id or required(given.id, "id"), metadata=given.metadata)
+        fields: _Task | _NamedProtoV03 = self._task(params)
+        return a2a_requests.CancelTask(task_id=task_id or required(fields.id, "id"), metadata=fields.metadata)
 
     def decode_subscribe(self, params: Params, task_id: str | None = None) -> a2a_requests.Subscribe:
-        given: _Task | _NamedProtoV03 = self._task(params)
-        return a2a_requests.Subscribe(task_id=task_id or required(given.id, "id"))
+        fields: _Task | _NamedProtoV03 = self._task(params)
+        return a2a_requests.Subscribe(task_id=task_id or required(fields.id, "id"))
 
     def decode_list_tasks(self, params: Params) -> a2a_requests.ListTasks:
-        given: _ListV1 | _ListV03 = self._list(params)
-        size = int_value(given.page_size, "pageSize", low=1, high=PAGE_SIZE_MAX)
+        fields: _ListV1 | _ListV03 = self._list(params)
+        size = int_value(fields.page_size, "pageSize", low=1, high=PAGE_SIZE_MAX)
         return a2a_requests.ListTasks(
-            context_id=given.context_id or None,
-            state=enum_value(given.status, self._states, "status"),
-            updated_after_ms=_updated_after(given),
+            context_id=fields.context_id or None,
+            state=enum_value(fields.status, self._states, "status"),
+            updated_after_ms=_updated_after(fields),
             page_size=PAGE_SIZE if size is None else size,
-            page_token=given.page_token or "",
-            history_length=int_value(given.history_length, "historyLength"),
-            include_artifacts=bool(given.include_artifacts),
+            page_token=fields.page_token or "",
+            history_length=int_value(fields.history_length, "historyLength"),
+            include_artifacts=bool(fields.include_artifacts),
         )
 
     def decode_nothing(self, params: Params) -> None:
@@ -300,7 +300,7 @@ class RequestDecoder(ABC):
         self._nothing(params)
 
     @abstractmethod
-    def _configured(self, given: Any) -> tuple[bool, a2a_requests.PushConfig | None]:
+    def _configured(self, fields: Any) -> tuple[bool, a2a_requests.PushConfig | None]:
         """Returns whether the answer waits for the task's end, and the push configuration."""
 
     @abstractmethod
@@ -316,22 +316,22 @@ class RequestDecoder(ABC):
     def decode_delete_push(self, params: Params) -> a2a_requests.DeletePush: ...
 
 
-def _updated_after(given: _ListV1 | _ListV03) -> int | None:
+def _updated_after(fields: _ListV1 | _ListV03) -> int | None:
     """The lower bound of `updated_at`. 0.3 has no listing; its clients send `lastUpdatedAfter` in milliseconds."""
-    if given.status_timestamp_after is not None:
-        return timestamps.parse_ms(given.status_timestamp_after, "statusTimestampAfter")
-    if isinstance(given, _ListV03):
-        return int_value(given.last_updated_after, "lastUpdatedAfter", high=_MS_MAX)
+    if fields.status_timestamp_after is not None:
+        return timestamps.parse_ms(fields.status_timestamp_after, "statusTimestampAfter")
+    if isinstance(fields, _ListV03):
+        return int_value(fields.last_updated_after, "lastUpdatedAfter", high=_MS_MAX)
     return None
 
 
 def _push_config(
-    given: _Push, where: str, authentication: a2a_requests.PushAuthentication | None, version: Version
+    fields: _Push, where: str, authentication: a2a_requests.PushAuthentication | None, version: Version
 ) -> a2a_requests.PushConfig:
     return a2a_requests.PushConfig(
-        url=required(given.url, f"{where}url"),
-        id=given.id or None,
-        token=given.token or None,
+        url=required(fields.url, f"{where}url"),
+        id=fields.id or None,
+        token=fields.token or None,
         authentication=authentication,
         version=version.value,
     )
@@ -343,42 +343,42 @@ class RequestDecoderV1(RequestDecoder):
         self._push = ParamsReader(_PushV1).read
         self._push_of = ParamsReader(_PushOfV1).read
 
-    def _configured(self, given: _ConfigurationV1) -> tuple[bool, a2a_requests.PushConfig | None]:
-        push = given.task_push_notification_config
+    def _configured(self, fields: _ConfigurationV1) -> tuple[bool, a2a_requests.PushConfig | None]:
+        push = fields.task_push_notification_config
         config = self._config(push, "configuration.taskPushNotificationConfig.") if push is not None else None
-        return not given.return_immediately, config
+        return not fields.return_immediately, config
 
-    def _config(self, given: _PushV1, where: str) -> a2a_requests.PushConfig:
+    def _config(self, fields: _PushV1, where: str) -> a2a_requests.PushConfig:
         authentication = None
-        if given.authentication is not None:
+        if fields.authentication is not None:
             authentication = a2a_requests.PushAuthentication(
-                scheme=required(given.authentication.scheme, f"{where}authentication.scheme"),
-                credentials=given.authentication.credentials or None,
+                scheme=required(fields.authentication.scheme, f"{where}authentication.scheme"),
+                credentials=fields.authentication.credentials or None,
             )
-        return _push_config(given, where, authentication, Version.V1)
+        return _push_config(fields, where, authentication, Version.V1)
 
     def decode_create_push(self, params: Params, task_id: str | None = None) -> a2a_requests.CreatePush:
-        given: _PushV1 = self._push(params)
+        fields: _PushV1 = self._push(params)
         return a2a_requests.CreatePush(
-            task_id=task_id or required(given.task_id, "taskId"), config=self._config(given, "")
+            task_id=task_id or required(fields.task_id, "taskId"), config=self._config(fields, "")
         )
 
     def decode_get_push(self, params: Params) -> a2a_requests.GetPush:
-        given: _PushOfV1 = self._push_of(params)
-        return a2a_requests.GetPush(task_id=required(given.task_id, "taskId"), id=required(given.id, "id"))
+        fields: _PushOfV1 = self._push_of(params)
+        return a2a_requests.GetPush(task_id=required(fields.task_id, "taskId"), id=required(fields.id, "id"))
 
     def decode_list_push(self, params: Params, task_id: str | None = None) -> a2a_requests.ListPush:
-        given: _PushOfV1 = self._push_of(params)
+        fields: _PushOfV1 = self._push_of(params)
         # A client without a preference sends zero: unlike in a listing of tasks, this field has no presence.
         return a2a_requests.ListPush(
-            task_id=task_id or required(given.task_id, "taskId"),
-            page_size=min(int_value(given.page_size, "pageSize") or PAGE_SIZE, PAGE_SIZE_MAX),
-            page_token=given.page_token or "",
+            task_id=task_id or required(fields.task_id, "taskId"),
+            page_size=min(int_value(fields.page_size, "pageSize") or PAGE_SIZE, PAGE_SIZE_MAX),
+            page_token=fields.page_token or "",
         )
 
     def decode_delete_push(self, params: Params) -> a2a_requests.DeletePush:
-        given: _PushOfV1 = self._push_of(params)
-        return a2a_requests.DeletePush(task_id=required(given.task_id, "taskId"), id=required(given.id, "id"))
+        fields: _PushOfV1 = self._push_of(params)
+        return a2a_requests.DeletePush(task_id=required(fields.task_id, "taskId"), id=required(fields.id, "id"))
 
     def query_list_tasks(self, query: bytes) -> a2a_requests.ListTasks:
         return self.decode_list_tasks(query_params(query))
@@ -393,19 +393,19 @@ class _RequestDecoder03(RequestDecoder):
     _push_of: Callable[[Params], _PushOfV03 | _NamedProtoV03]
 
     def _configured(
-        self, given: _ConfigurationV03 | _ConfigurationProtoV03
+        self, fields: _ConfigurationV03 | _ConfigurationProtoV03
     ) -> tuple[bool, a2a_requests.PushConfig | None]:
-        push = given.push_notification_config
+        push = fields.push_notification_config
         config = self._config(push, "configuration.pushNotificationConfig.") if push is not None else None
-        return given.blocking is not False, config
+        return fields.blocking is not False, config
 
-    def _config(self, given: _PushV03, where: str) -> a2a_requests.PushConfig:
+    def _config(self, fields: _PushV03, where: str) -> a2a_requests.PushConfig:
         """Reads a push configuration. The first scheme is used. Neither scheme nor credentials: no authentication."""
-        auth, authentication = given.authentication, None
+        auth, authentication = fields.authentication, None
         if auth is not None and (auth.schemes or auth.credentials):
             scheme = required(next(iter(auth.schemes or ()), None), f"{where}authentication.schemes")
             authentication = a2a_requests.PushAuthentication(scheme=scheme, credentials=auth.credentials or None)
-        config = _push_config(given, where, authentication, Version.V03)
+        config = _push_config(fields, where, authentication, Version.V03)
         return config if config.id is not None else msgspec.structs.replace(config, id=ONLY_PUSH_V03)
 
     def decode_create_push(self, params: Params, task_id: str | None = None) -> a2a_requests.CreatePush:
@@ -420,17 +420,17 @@ class _RequestDecoder03(RequestDecoder):
         """The task's id and the configuration."""
 
     def decode_get_push(self, params: Params) -> a2a_requests.GetPush:
-        given = self._push_of(params)
-        return a2a_requests.GetPush(task_id=required(given.id, "id"), id=given.push_notification_config_id or None)
+        fields = self._push_of(params)
+        return a2a_requests.GetPush(task_id=required(fields.id, "id"), id=fields.push_notification_config_id or None)
 
     def decode_list_push(self, params: Params, task_id: str | None = None) -> a2a_requests.ListPush:
-        given = self._push_of(params)
-        return a2a_requests.ListPush(task_id=task_id or required(given.id, "id"), page_size=PAGE_SIZE_MAX)
+        fields = self._push_of(params)
+        return a2a_requests.ListPush(task_id=task_id or required(fields.id, "id"), page_size=PAGE_SIZE_MAX)
 
     def decode_delete_push(self, params: Params) -> a2a_requests.DeletePush:
-        given = self._push_of(params)
-        config_id = required(given.push_notification_config_id, "pushNotificationConfigId")
-        return a2a_requests.DeletePush(task_id=required(given.id, "id"), id=config_id)
+        fields = self._push_of(params)
+        config_id = required(fields.push_notification_config_id, "pushNotificationConfigId")
+        return a2a_requests.DeletePush(task_id=required(fields.id, "id"), id=config_id)
 
 
 class RequestDecoderV03(_RequestDecoder03):
@@ -440,8 +440,8 @@ class RequestDecoderV03(_RequestDecoder03):
         self._push_of = ParamsReader(_PushOfV03, snake=False).read
 
     def _created_push(self, params: Params) -> tuple[str | None, _PushV03 | None]:
-        given: _SetPushV03 = self._set_push(params)
-        return given.task_id, given.push_notification_config
+        fields: _SetPushV03 = self._set_push(params)
+        return fields.task_id, fields.push_notification_config
 
 
 class RequestDecoderProtoV03(_RequestDecoder03):
@@ -455,17 +455,17 @@ class RequestDecoderProtoV03(_RequestDecoder03):
         self._push_of = ParamsReader(_NamedProtoV03).read
 
     def _configured(
-        self, given: _ConfigurationV03 | _ConfigurationProtoV03
+        self, fields: _ConfigurationV03 | _ConfigurationProtoV03
     ) -> tuple[bool, a2a_requests.PushConfig | None]:
         # A field that a protocol buffer leaves out is false.
-        return bool(given.blocking), super()._configured(given)[1]
+        return bool(fields.blocking), super()._configured(fields)[1]
 
     def _created_push(self, params: Params) -> tuple[str | None, _PushV03 | None]:
-        given: _SetPushProtoV03 = self._set_push(params)
-        push = (given.config or given).push_notification_config
-        if push is not None and push.id is None and given.config_id:
-            push = msgspec.structs.replace(push, id=given.config_id)
-        found = _task_name(given.parent or "")
+        fields: _SetPushProtoV03 = self._set_push(params)
+        push = (fields.config or fields).push_notification_config
+        if push is not None and push.id is None and fields.config_id:
+            push = msgspec.structs.replace(push, id=fields.config_id)
+        found = _task_name(fields.parent or "")
         return found[1] if found is not None else None, push
 
 

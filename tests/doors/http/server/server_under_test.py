@@ -42,7 +42,7 @@ def now_ms() -> int:
 
 
 def make(app: ASGIApp, bounds: HttpBounds | None = None, **more: Any) -> HttpServer:
-    return HttpServer(AsgiDoor(app), bounds or HttpBounds(), now_ms=now_ms, always=(HEALTH,), **more)
+    return HttpServer(AsgiDoor(app), bounds or HttpBounds(), now_ms=now_ms, exempt_paths=(HEALTH,), **more)
 
 
 @asynccontextmanager

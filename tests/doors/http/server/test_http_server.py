@@ -237,7 +237,7 @@ async def test_an_answer_of_a_hot_door_is_one_write_also_for_a_web_page(short_pa
     origin = "http://pages.example"
     async with open_doors(short_path, origins=[origin]) as under_test:
         connection, transport = connected(server=make(hello))
-        connection._http.door = under_test.door
+        connection._http_server.door = under_test.door
         token = under_test.operator.token
         connection.data_received(
             f"GET /a2a/tasks/next HTTP/1.1\r\nhost: 127.0.0.1\r\norigin: {origin}\r\n"
@@ -249,3 +249,14 @@ async def test_an_answer_of_a_hot_door_is_one_write_also_for_a_web_page(short_pa
         assert transport.writes[0].startswith(b"HTTP/1.1 200 OK")
         assert b"access-control-allow-origin: http://pages.example\r\n" in transport.writes[0]
         assert b"access-control" not in transport.writes[1]
+
+
+async def test_a_client_without_an_address_is_no_proxy() -> None:
+    """The system no longer knows the address of a client that left before its connection was accepted."""
+    server = make(hello, proxies=("127.0.0.0/8",))
+    assert [server.is_proxy(host) for host in ("", "127.0.0.1", "::ffff:127.0.0.1", "10.0.0.1")] == [
+        False,
+        True,
+        True,
+        False,
+    ]

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from covenant.ledger.embedded import fault_points
 from covenant.ledger.embedded.archive import apply_batch, archive_writer
 from covenant.ledger.embedded.archive import archive as archive_module
-from covenant.ledger.embedded.archive.apply_batch import Batch, Known, Live, apply_lines
+from covenant.ledger.embedded.archive.apply_batch import Batch, KnownRows, LiveRows, apply_lines
 from covenant.ledger.embedded.archive.archive import Archive
 from covenant.ledger.embedded.archive.archive_file import LAYOUTS, archived_seq_of, open_writer
 from covenant.ledger.embedded.archive.row_updates import Rows, TaskRowUpdate
@@ -240,7 +240,7 @@ def dump(db: sqlite3.Connection) -> dict[str, list[tuple[Any, ...]]]:
     }
 
 
-def apply_in_steps(db: sqlite3.Connection, recorded: Recorded, ends: list[int], live: Live | None = None) -> None:
+def apply_in_steps(db: sqlite3.Connection, recorded: Recorded, ends: list[int], live: LiveRows | None = None) -> None:
     for end in [*ends, recorded.last_seq]:
         after = archived_seq_of(db)
         if end > after:
@@ -392,7 +392,7 @@ def test_what_tasks_refer_to_has_numbers_of_its_own(recorded: Recorded) -> None:
 @given(histories(), st.data())
 def test_the_rows_do_not_depend_on_how_records_fall_into_batches(recorded: Recorded, data: st.DataObject) -> None:
     ends = sorted(data.draw(st.sets(st.integers(1, recorded.last_seq))))
-    live = data.draw(st.none() | st.builds(Live))
+    live = data.draw(st.none() | st.builds(LiveRows))
     with closing(in_memory()) as one, closing(in_memory()) as many:
         apply_in_steps(one, recorded, [])
         apply_in_steps(many, recorded, ends, live)
@@ -432,7 +432,7 @@ MOVES: dict[str, LedgerEvent] = {
 }
 
 
-def rows_of(event: LedgerEvent, seq: int, known: Known) -> Rows:
+def rows_of(event: LedgerEvent, seq: int, known: KnownRows) -> Rows:
     return Batch(encode_line(seq, START_MS, seq - 1, encode([event])), seq - 1).rows(known)
 
 
@@ -442,9 +442,9 @@ def test_every_move_of_the_machine_leads_to_the_same_state(before: State | None,
     # A result that comes back to a state which has forgotten its task: the archive never forgets.
     remembered = State.DRAINED if before is None and kind == "result_returned" else before
     if remembered is not None:
-        tasks = rows_of(sent(1), 1, Known({}, {}, {})).tasks
+        tasks = rows_of(sent(1), 1, KnownRows({}, {}, {})).tasks
         tasks[task_id(1)].ledger_state = remembered.wire_name
-    moved = rows_of(MOVES[kind], 2, Known(tasks, {}, {})).tasks[task_id(1)]
+    moved = rows_of(MOVES[kind], 2, KnownRows(tasks, {}, {})).tasks[task_id(1)]
     assert moved.ledger_state == TRANSITIONS[before, kind].wire_name
 
 
@@ -468,7 +468,7 @@ def test_tasks_that_are_no_longer_at_hand_move_all_the_same(
     db: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(apply_batch, "LIVE_MAX", 2)
-    recorded, live, numbers = Recorded(), Live(), range(1, 8)
+    recorded, live, numbers = Recorded(), LiveRows(), range(1, 8)
     for events in (map(sent, numbers), map(leased, numbers), map(settled, numbers)):
         recorded.each(events)
         apply_in_steps(db, recorded, [], live)
@@ -476,7 +476,7 @@ def test_tasks_that_are_no_longer_at_hand_move_all_the_same(
 
 
 def test_after_a_failure_nothing_is_at_hand(db: sqlite3.Connection) -> None:
-    recorded, live = Recorded(), Live()
+    recorded, live = Recorded(), LiveRows()
     recorded.record(sent(1))
     apply_in_steps(db, recorded, [], live)
     recorded.record(leased(1))
@@ -656,6 +656,18 @@ async def test_catching_up_waits_only_for_what_it_needs(path: Path) -> None:
         recorded.record(sent(2))
         archive.notify(2)
         await archive.caught_up(2, BOUND_S)
+
+
+async def test_callers_that_gave_up_are_forgotten_while_the_archive_gets_no_further(path: Path) -> None:
+    recorded = Recorded()
+    async with following(path, recorded) as (archive, _):
+        waiting = [asyncio.ensure_future(archive.caught_up(seq, 0.01)) for seq in range(1, 100)]
+        patient = asyncio.ensure_future(archive.caught_up(1, BOUND_S))
+        assert all(isinstance(end, Unavailable) for end in await asyncio.gather(*waiting, return_exceptions=True))
+        assert len(archive._waiting) <= 2
+        recorded.record(sent(1))
+        archive.notify(1)
+        await patient
 
 
 async def test_a_backlog_larger_than_a_batch_is_worked_off(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

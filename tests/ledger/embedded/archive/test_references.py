@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from covenant.ledger.contract.tasks import ListQuery
-from covenant.ledger.embedded.archive.apply_batch import Live, apply_lines
+from covenant.ledger.embedded.archive.apply_batch import LiveRows, apply_lines
 from covenant.ledger.embedded.archive.archive_file import archived_seq_of, open_writer
 from covenant.ledger.embedded.archive.history import History
 from covenant.ledger.embedded.archive.sql import of_rows, statement
@@ -22,7 +22,7 @@ class Archived:
         self.db = db
         self.recorded = Recorded()
         self.history = History(path, node=NODE, boot=BOOT)
-        self._live = Live()
+        self._live = LiveRows()
 
     def add(self, number: int, **fields: object) -> None:
         recipient = fields.pop("recipient", BOB)
@@ -121,7 +121,7 @@ async def test_a_page_of_a_context_is_read_in_its_order_and_counted_by_index(arc
     assert sum("TEMP B-TREE" in row[3] for row in plan) == 1  # the page itself, once it is complete
     plan = archived.db.execute("EXPLAIN QUERY PLAN " + statement("listing_count").format(**filters), values).fetchall()
     assert "USING INDEX listed_by_context" in plan[0][3]
-    assert whole(archived.db, statement("context_numbers"), {"context_id": "talk"}) == []
+    assert whole(archived.db, statement("reference_numbers"), {"id": "talk", "name": b"@talk"}) == []
 
 
 async def test_a_task_that_ended_is_let_go_and_found_again_in_the_archive(archived: Archived) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from covenant.ledger.contract.tasks import QueueQuery
 from covenant.ledger.embedded import fault_points
 from covenant.ledger.embedded.archive import apply_batch
-from covenant.ledger.embedded.archive.apply_batch import Live, apply_or_reject, read_rejects
+from covenant.ledger.embedded.archive.apply_batch import LiveRows, apply_or_reject, read_rejects
 from covenant.ledger.embedded.archive.archive_file import archived_seq_of, open_writer
 from covenant.ledger.embedded.journal.record import decode_line, encode_line
 from covenant.ledger.embedded.journal.segments import Cursor, Lines
@@ -53,7 +53,7 @@ def test_a_record_that_cannot_be_applied_is_set_aside_with_its_reason(tmp_path: 
     good = [encode([sent(number)]) for number in range(1, 8)]
     with closing(open_writer(tmp_path / "archive.db", lasting=True)) as db:
         lines = lines_of(*good[:4], BAD_EVENTS[bad], *good[4:])
-        assert apply_or_reject(db, lines, 0, Live()) == 1
+        assert apply_or_reject(db, lines, 0, LiveRows()) == 1
         assert archived_seq_of(db) == 8
         (reject,) = read_rejects(db, 10)
         assert bytes(decode_line(reject.line).events) == BAD_EVENTS[bad]
@@ -70,7 +70,7 @@ def test_of_any_batch_the_good_records_are_applied_and_the_bad_ones_set_aside(go
         tempfile.TemporaryDirectory() as folder,
         closing(open_writer(Path(folder) / "archive.db", lasting=False)) as db,
     ):
-        assert apply_or_reject(db, lines_of(*events), 0, Live()) == good.count(False)
+        assert apply_or_reject(db, lines_of(*events), 0, LiveRows()) == good.count(False)
         assert archived_seq_of(db) == len(good)
         assert [reject.seq for reject in read_rejects(db, 100)] == [at for at, fine in enumerate(good, 1) if not fine]
         (held,) = db.execute("SELECT count(*) FROM a2a_tasks").fetchone()
@@ -84,7 +84,7 @@ def test_a_disk_that_fails_says_nothing_about_a_record(tmp_path: Path, error: Ex
 
     with closing(open_writer(tmp_path / "archive.db", lasting=True)) as db:
         with fault_points.armed(fault_points.Plan("archive.apply", fail)), pytest.raises(type(error)):
-            apply_or_reject(db, lines_of(encode([sent(1)])), 0, Live())
+            apply_or_reject(db, lines_of(encode([sent(1)])), 0, LiveRows())
         assert (archived_seq_of(db), read_rejects(db, 10)) == (0, [])
 
 
@@ -94,7 +94,7 @@ def test_when_nearly_everything_is_rejected_the_archive_stops_instead(
     monkeypatch.setattr(apply_batch, "REJECTS_MAX", 2)
     with closing(open_writer(tmp_path / "archive.db", lasting=True)) as db:
         with pytest.raises(CovenantError, match="takes no more"):
-            apply_or_reject(db, lines_of(*(encode([leased(9)]) for _ in range(4))), 0, Live())
+            apply_or_reject(db, lines_of(*(encode([leased(9)]) for _ in range(4))), 0, LiveRows())
         assert (archived_seq_of(db), len(read_rejects(db, 10))) == (2, 2)
 
 
@@ -106,7 +106,7 @@ async def test_a_ledger_whose_archive_rejects_a_record_reads_compacts_and_restar
     clock = FakeClock()
 
     async def opened() -> LedgerDriver:
-        return LedgerDriver(await open_ledger(tmp_path, clock=clock, archive_apart=apart), clock)
+        return LedgerDriver(await open_ledger(tmp_path, clock=clock, archive_process=apart), clock)
 
     driver = await opened()
     await driver.send(make_task(1))

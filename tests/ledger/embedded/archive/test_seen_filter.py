@@ -15,7 +15,8 @@ from covenant.ledger.embedded.archive import seen_filter as seen_module
 from covenant.ledger.embedded.archive.apply_batch import apply_lines
 from covenant.ledger.embedded.archive.archive_file import open_writer
 from covenant.ledger.embedded.archive.history import History
-from covenant.ledger.embedded.archive.seen_filter import SeenIds, save
+from covenant.ledger.embedded.archive.seen_filter import SeenIds
+from covenant.ledger.embedded.disk import replace_private
 from tests.ledger.embedded.recorded import BOOT, NODE, Recorded, sent, settled, task_id
 
 
@@ -69,7 +70,7 @@ def test_a_saved_filter_is_loaded_as_it_was(path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(seen_module, "FIRST_CAPACITY", 1_024)
     seen = SeenIds()
     seen.cover(ids(1, 3_000), 77)
-    save(path, seen.encode())
+    replace_private(path, seen.encode())
     loaded = SeenIds.load(path)
     assert loaded is not None
     assert (loaded.covered, len(loaded)) == (77, len(seen))
@@ -94,7 +95,7 @@ def test_a_file_that_was_changed_or_cut_is_not_trusted(path: Path) -> None:
 
 def test_a_file_of_another_version_is_not_trusted(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seen_module, "_VERSION", 1)
-    save(path, SeenIds().encode())
+    replace_private(path, SeenIds().encode())
     monkeypatch.undo()
     assert SeenIds.load(path) is None
 
@@ -112,7 +113,7 @@ def test_a_file_means_the_same_to_every_version_that_reads_it() -> None:
 
 def test_a_file_with_other_sizes_of_layers_is_not_trusted(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seen_module, "BITS_PER_ID", 8)
-    save(path, SeenIds().encode())
+    replace_private(path, SeenIds().encode())
     monkeypatch.undo()
     assert SeenIds.load(path) is None
 
@@ -120,7 +121,7 @@ def test_a_file_with_other_sizes_of_layers_is_not_trusted(path: Path, monkeypatc
 def test_a_save_that_fails_leaves_the_old_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = SeenIds()
     first.cover(["a"], 1)
-    save(path, first.encode())
+    replace_private(path, first.encode())
 
     def full(fd: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -129,7 +130,7 @@ def test_a_save_that_fails_leaves_the_old_file(path: Path, monkeypatch: pytest.M
     second = SeenIds()
     second.cover(["b"], 2)
     with pytest.raises(OSError, match="space"):
-        save(path, second.encode())
+        replace_private(path, second.encode())
     kept = SeenIds.load(path)
     assert kept is not None
     assert kept.covered == 1

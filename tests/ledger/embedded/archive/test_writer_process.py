@@ -157,7 +157,7 @@ async def test_it_outlives_the_signals_that_stop_a_daemon_and_ends_with_its_inpu
 async def test_a_ledger_with_it_answers_from_history(tmp_path: Path) -> None:
     clock = FakeClock()
     for round_no in (1, 2):
-        ledger = await open_ledger(tmp_path / "home", clock=clock, archive_apart=True)
+        ledger = await open_ledger(tmp_path / "home", clock=clock, archive_process=True)
         driver = LedgerDriver(ledger, clock)
         try:
             await driver.note(f"opened {round_no}")

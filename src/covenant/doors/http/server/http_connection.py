@@ -12,7 +12,7 @@ from math import inf
 from typing import TYPE_CHECKING, Final, cast
 
 from covenant.doors.http.server import http_refusals as refusals
-from covenant.doors.http.server.http_exchange import Header, HttpExchange
+from covenant.doors.http.server.http_exchange import HttpExchange
 from covenant.doors.http.server.request_reader import HttpRequestReader
 from covenant.model.errors import Refusal
 
@@ -21,29 +21,28 @@ if TYPE_CHECKING:
     from covenant.doors.http.server.tls_handshakes import ServerTls
 
 _HEAD_END: Final = b"\r\n\r\n"
-"""Ends each head. Some bytes complete at most as many heads as they have of these, and one more."""
-_CLOSE: Final[Header] = (b"connection", b"close")
+"""Ends each head. A piece with `n` of these completes at most `n + 1` heads."""
 
 
 class HttpConnection(asyncio.Protocol):
     __slots__ = (
         "__weakref__",
-        "_behind_bytes",
         "_body_end_s",
         "_body_full",
         "_current",
         "_discarded_bytes",
         "_drained",
         "_expected",
-        "_gathered_bytes",
-        "_http",
+        "_http_server",
         "_lingers",
-        "_paused_s",
+        "_paused_at_s",
         "_pipeline_full",
         "_queue",
+        "_queued_bytes",
         "_reader",
         "_reading_paused",
         "_refusal",
+        "_unflushed_bytes",
         "_unread",
         "_unread_at",
         "_upload",
@@ -93,25 +92,26 @@ class HttpConnection(asyncio.Protocol):
         self._unread = b""
         """Bytes received and not given to the reader yet, from `_unread_at` on."""
         self._unread_at = 0
-        self._behind_bytes = 0
+        self._queued_bytes = 0
         self._discarded_bytes = 0
         self._expected = (1, True)
-        """What the deadline is for: the number of a request, and whether it is for its head. The first runs already."""
+        """The number of the request whose head or body is due, and whether the head is. `connection_made` sets the
+        first deadline."""
         self._body_end_s = inf
         self._upload: tuple[HttpExchange, float] | None = None
-        self._paused_s = 0.0
+        self._paused_at_s = 0.0
         self._pipeline_full = False
         self._body_full = False
         self._reading_paused = False
         self._refusal: Refusal | None = None
-        """The reason why nothing more is read. It is sent after the answers that come before it."""
+        """Why nothing more is read. The refusal is sent after the answers to earlier requests."""
         self._lingers = False
-        self._gathered_bytes = 0
+        self._unflushed_bytes = 0
         self.unsent_bytes = 0
         """Bytes written that the client had not read at the last look."""
         self.unsent_since_s = 0.0
         """When the client was last seen to read."""
-        self._http = http
+        self._http_server = http
         self.loop = http.loop
         self.bounds = http.bounds
         self.heads = http.heads
@@ -130,16 +130,16 @@ class HttpConnection(asyncio.Protocol):
         self.client = _host_and_port(self.transport.get_extra_info("peername"))
         self.server = _host_and_port(self.transport.get_extra_info("sockname"))
         if self.tls is not None:
-            shown: bytes | None = self.transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
-            self.certificate_names = self.tls.names_of(shown) if shown else ()
+            certificate: bytes | None = self.transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
+            self.certificate_names = self.tls.names_of(certificate) if certificate else ()
         self._reader = HttpRequestReader(self)
         self.silent_since_s = self.loop.time()
         self.deadline_s = self.silent_since_s + self.bounds.head_s_max
-        self._http.admit(self)
+        self._http_server.admit(self)
 
     def connection_lost(self, _: Exception | None) -> None:
-        self._http.count_unsent(self, 0)
-        self._http.forget(self)
+        self._http_server.count_unsent(self, 0)
+        self._http_server.forget(self)
         self.deadline_s = inf
         exchanges = [*self._queue] if self._current is None else [self._current, *self._queue]
         if self._reader is not None:
@@ -166,7 +166,7 @@ class HttpConnection(asyncio.Protocol):
     def pause_writing(self) -> None:
         self.write_paused = True
         self._drained.clear()
-        self._watch_unsent()
+        self._count_unsent()
 
     def resume_writing(self) -> None:
         self.write_paused = False
@@ -187,7 +187,7 @@ class HttpConnection(asyncio.Protocol):
         while self._unread and not (self._pipeline_full or self._body_full):
             piece = self._unread
             if self._unread_at or piece.count(_HEAD_END) > self.bounds.pipelined_max - len(self._queue):
-                piece = self._cut()
+                piece = self._take_piece()
             else:
                 self._unread = b""
             refusal = reader.feed(piece)
@@ -195,7 +195,7 @@ class HttpConnection(asyncio.Protocol):
                 self._refuse(refusal)
                 return
             if self._queue or reader.open:
-                self._look_at_sizes(reader, len(piece))
+                self._check_bounds(reader, len(piece))
         if reader.open:
             self._expect_rest(reader)
         elif self._current is not None or self._queue:
@@ -206,7 +206,7 @@ class HttpConnection(asyncio.Protocol):
         if self._pipeline_full or self._body_full:
             self._pause_reading()
 
-    def _cut(self) -> bytes:
+    def _take_piece(self) -> bytes:
         """A piece of the received bytes that completes at most one request more than may wait."""
         data, start = self._unread, self._unread_at
         end = start
@@ -222,18 +222,18 @@ class HttpConnection(asyncio.Protocol):
             self._unread_at = end
         return data[start:end]
 
-    def _look_at_sizes(self, reader: HttpRequestReader, size: int) -> None:
+    def _check_bounds(self, reader: HttpRequestReader, size: int) -> None:
         bounds = self.bounds
         if self._queue:
-            self._behind_bytes += size
-            many, large = len(self._queue) >= bounds.pipelined_max, self._behind_bytes > bounds.pipelined_bytes_max
+            self._queued_bytes += size
+            many, large = len(self._queue) >= bounds.pipelined_max, self._queued_bytes > bounds.pipelined_bytes_max
             self._pipeline_full = many or large
         # Bytes after the answer are discarded, and must not stop the reading.
         if reader.exchange is not None and not reader.exchange.complete:
             self._body_full = reader.exchange.kept_bytes > bounds.body_kept_bytes_max
 
     def accept(self, exchange: HttpExchange) -> None:
-        """Takes a request whose head is complete."""
+        """Starts a request whose head is complete, or queues it behind the running one."""
         if self.transport.is_closing():
             exchange.disconnect()
         elif self._current is None and not self.write_paused:
@@ -261,7 +261,7 @@ class HttpConnection(asyncio.Protocol):
         self.deadline_s = inf
         if not self._reading_paused and not self.transport.is_closing():
             self._reading_paused = True
-            self._paused_s = self.loop.time()
+            self._paused_at_s = self.loop.time()
             self.transport.pause_reading()
 
     def _resume(self) -> None:
@@ -273,7 +273,7 @@ class HttpConnection(asyncio.Protocol):
             self._reading_paused = False
             self.transport.resume_reading()
             # The time for which we did not read does not count against the client.
-            self._body_end_s += self.loop.time() - self._paused_s
+            self._body_end_s += self.loop.time() - self._paused_at_s
             self._expected = (0, True)
         if self._refusal is None:
             self._read_on(reader)
@@ -296,20 +296,20 @@ class HttpConnection(asyncio.Protocol):
 
     def _start(self, exchange: HttpExchange) -> None:
         self._current = exchange
-        if self.reserved or self._http.stopping:
-            why = refusals.stopping() if self._http.stopping else refusals.crowded()
-            if exchange.scope["path"] not in self._http.always:
-                self._answer_refusal(exchange, why)
+        if self.reserved or self._http_server.stopping:
+            if exchange.scope["path"] not in self._http_server.exempt_paths:
+                refusal = refusals.stopping() if self._http_server.stopping else refusals.crowded()
+                self._answer_refusal(exchange, refusal)
                 return
             exchange.keep_alive = False
         # Made directly, with a name: the loop's create_task would invent a name for each.
-        exchange.task = task = asyncio.Task(exchange.run(self._http.door), loop=self.loop, name="http-exchange")
+        exchange.task = task = asyncio.Task(exchange.run(self._http_server.door), loop=self.loop, name="http-exchange")
         self.tasks.add(task)
 
     def _answer_refusal(self, exchange: HttpExchange, refusal: Refusal) -> None:
         """Refuses in the form of the requested door; then the connection is closed."""
         exchange.keep_alive = False
-        headers, body = self._http.refusal_form(exchange.scope["path"], refusal)
+        headers, body = self._http_server.refusal_form(exchange.scope["path"], refusal)
         exchange.answer(refusal.status, headers, body)
 
     def write(self, data: bytes) -> None:
@@ -317,19 +317,19 @@ class HttpConnection(asyncio.Protocol):
         if not self._writes:
             self.loop.call_soon(self._flush)
         self._writes.append(data)
-        self._gathered_bytes += len(data)
-        if self._gathered_bytes > self.bounds.response_bytes_max:
-            # A door that never waits would collect without bound.
+        self._unflushed_bytes += len(data)
+        if self._unflushed_bytes > self.bounds.response_bytes_max:
+            # Otherwise a door that never waits could fill the memory.
             self._flush()
 
     def _flush(self) -> None:
         writes = self._writes
         if writes and not self.transport.is_closing():
-            self._writes, self._gathered_bytes = [], 0
+            self._writes, self._unflushed_bytes = [], 0
             self.transport.write(writes[0] if len(writes) == 1 else b"".join(writes))
 
     def finish(self, exchange: HttpExchange, data: bytes) -> None:
-        """Writes the end of an answer, or all of it, at once: nothing more will come with it."""
+        """Writes the end of an answer, or a whole answer, at once: nothing follows that could share its packet."""
         if self._writes:
             self._writes.append(data)
             self._flush()
@@ -356,21 +356,21 @@ class HttpConnection(asyncio.Protocol):
             self._start(self._queue.popleft())
             if self._queue:
                 return
-            self._behind_bytes = 0
+            self._queued_bytes = 0
             self._pipeline_full = False
         if self._refusal is not None:
             if self._current is None:
-                self._tell_refusal(self._refusal)
+                self._refuse_and_linger(self._refusal)
             return
         if self._unread or self._reading_paused:
-            # A body that its door did not read may be in the way.
+            # A body that its door did not read must not stop the reading of the next request.
             self._body_full = self._body_full and reader.exchange is not None and not reader.exchange.complete
             self._resume()
         if self._current is None and not reader.open:
             self._wait_for_request()
 
     def _wait_for_request(self) -> None:
-        if self._http.stopping:
+        if self._http_server.stopping:
             self.close()
             return
         self.silent_since_s = now_s = self.loop.time()
@@ -384,29 +384,29 @@ class HttpConnection(asyncio.Protocol):
         self._refusal = refusal
         self._unread = b""
         self.deadline_s = inf
-        broken = self._reader.exchange if self._reader is not None else None
-        if broken is not None and not broken.complete:
-            if broken is self._current:
+        unfinished = self._reader.exchange if self._reader is not None else None
+        if unfinished is not None and not unfinished.complete:
+            if unfinished is self._current:
                 self._current = None
-                if broken.written:
-                    broken.disconnect()
+                if unfinished.written:
+                    unfinished.disconnect()
                     self.close()
                     return
             else:
-                self._queue.remove(broken)
-            broken.disconnect()
+                self._queue.remove(unfinished)
+            unfinished.disconnect()
         if self._current is None and not self._queue:
-            self._tell_refusal(refusal)
+            self._refuse_and_linger(refusal)
 
-    def _tell_refusal(self, refusal: Refusal) -> None:
+    def _refuse_and_linger(self, refusal: Refusal) -> None:
         self._write_refusal(refusal)
         self._linger()
 
     def _write_refusal(self, refusal: Refusal, exchange: HttpExchange | None = None) -> None:
         """Writes the last answer, in the form of the requested door."""
-        form = refusals.plain_form if exchange is None else self._http.refusal_form
+        form = refusals.plain_form if exchange is None else self._http_server.refusal_form
         headers, body = form(exchange.scope["path"] if exchange is not None else "", refusal)
-        head, _ = self.heads.whole(refusal.status, (*headers, _CLOSE))
+        head, _ = self.heads.whole(refusal.status, (*headers, refusals.CLOSE))
         self.write(b"%b%d\r\n\r\n%b" % (head, len(body), body))
 
     def _linger(self) -> None:
@@ -437,26 +437,26 @@ class HttpConnection(asyncio.Protocol):
         self._flush()
         self.deadline_s = inf
         if not self.transport.is_closing():
-            self._watch_unsent()
+            self._count_unsent()
             self.transport.close()
 
-    def _watch_unsent(self) -> None:
+    def _count_unsent(self) -> None:
         if self.transport.get_write_buffer_size():
             self.unsent_since_s = self.loop.time()
-            self._http.count_unsent(self, self.transport.get_write_buffer_size())
+            self._http_server.count_unsent(self, self.transport.get_write_buffer_size())
 
-    def look_at_unsent(self, now_s: float) -> None:
+    def check_unsent(self, now_s: float) -> None:
         """Aborts the connection of a client that reads nothing."""
         unsent_bytes = self.transport.get_write_buffer_size()
         if unsent_bytes == 0 or not (self.write_paused or self.transport.is_closing()):
-            self._http.count_unsent(self, 0)
+            self._http_server.count_unsent(self, 0)
         elif unsent_bytes < self.unsent_bytes:
             self.unsent_since_s = now_s
-            self._http.count_unsent(self, unsent_bytes)
+            self._http_server.count_unsent(self, unsent_bytes)
         else:
             streams = self._current is not None and self._current.chunked and not self.transport.is_closing()
-            patience_s = self.bounds.unread_stream_s_max if streams else self.bounds.unread_s_max
-            if now_s - self.unsent_since_s > patience_s:
+            unread_s_max = self.bounds.unread_stream_s_max if streams else self.bounds.unread_s_max
+            if now_s - self.unsent_since_s > unread_s_max:
                 self.transport.abort()
 
     @property

@@ -26,7 +26,7 @@ Header = tuple[bytes, bytes]
 HEADERS_BY_NAME: Final = "covenant.headers_by_name"
 """Key in the scope, beside ASGI's list: the headers by name; the last value of a repeated header counts."""
 
-KEPT_MAX: Final = 1_024
+CACHED_MAX: Final = 1_024
 """The most header lines, and the most heads, that are cached."""
 
 _NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
@@ -37,8 +37,8 @@ _PHRASES: Final = {status.value: status.phrase.encode() for status in HTTPStatus
 STATUS_LINES: Final = MappingProxyType(
     {status: b"HTTP/1.1 %d %b\r\n" % (status, _PHRASES.get(status, b"")) for status in range(100, 600)}
 )
-_GOODBYE: Final = comment("the daemon is stopping; accepted tasks are kept: resume with Last-Event-ID")
-_LAST_CHUNKS: Final = b"%x\r\n%b\r\n0\r\n\r\n" % (len(_GOODBYE), _GOODBYE)
+_STOPPING_COMMENT: Final = comment("the daemon is stopping; accepted tasks are kept: resume with Last-Event-ID")
+_LAST_CHUNKS: Final = b"%x\r\n%b\r\n0\r\n\r\n" % (len(_STOPPING_COMMENT), _STOPPING_COMMENT)
 _CLOSE: Final = b"connection: close\r\n"
 STREAMS: Final = ("/v1/", "/ui/feed")
 """Under these paths, an answer without a length is a stream of events that can be resumed."""
@@ -62,18 +62,18 @@ class ResponseHeadCache:
             self._whole.clear()
 
     def whole(self, status: int, headers: tuple[Header, ...]) -> tuple[bytes, bool]:
-        """A head up to its content length's value, which is the only missing part; and whether it says `close`."""
+        """A head up to the value of its content length; and whether the head closes the connection."""
         return self._whole.get((status, headers)) or self._write(status, headers)
 
     def _write(self, status: int, headers: tuple[Header, ...]) -> tuple[bytes, bool]:
-        if len(self._whole) >= KEPT_MAX:
+        if len(self._whole) >= CACHED_MAX:
             self._whole.clear()
-        begun, closes = self.begin(status, headers)
-        written = self._whole[status, headers] = (begun + b"content-length: ", closes)
+        head, closes = self.begin(status, headers)
+        written = self._whole[status, headers] = (head + b"content-length: ", closes)
         return written
 
     def begin(self, status: int, headers: Iterable[Header]) -> tuple[bytes, bool]:
-        """The status line and the headers; and whether one of them says `close`.
+        """The status line and the headers; and whether one of them closes the connection.
 
         Raises RuntimeError for a header that would not be one line.
         """
@@ -91,7 +91,7 @@ class ResponseHeadCache:
         written = b"%b: %b\r\n" % header
         if name == b"set-cookie":  # a secret must not be cached
             return written
-        if len(self._lines) >= KEPT_MAX:
+        if len(self._lines) >= CACHED_MAX:
             self._lines.clear()
         self._lines[header] = written
         return written
@@ -105,19 +105,19 @@ class Door(Protocol):
 
 
 NewExchange = Callable[["HttpConnection", Scope, bool, bool], "HttpExchange"]
-"""Makes the exchange of a request; with whether the connection stays, and whether 100 Continue is awaited."""
+"""Makes the exchange of a request. The flags: the connection stays open afterwards; the client awaits 100 Continue."""
 
 
 class HttpExchange:
     __slots__ = (
-        "_begun",
+        "_body_parts",
         "_connection",
-        "_expects",
+        "_expects_continue",
         "_head",
-        "_left",
         "_more_headers",
-        "_news",
-        "_parts",
+        "_remaining_bytes",
+        "_waiter",
+        "begun",
         "body_complete",
         "chunked",
         "complete",
@@ -142,28 +142,24 @@ class HttpExchange:
         self.chunked = False
         self.on_disconnect: Callable[[], None] | None = None
         """Called once, on the event loop, when the client leaves or is cut off; see `waits.while_connected`."""
-        self._parts: list[bytes] | None = None
-        self._news: asyncio.Future[None] | None = None
+        self._body_parts: list[bytes] | None = None
+        self._waiter: asyncio.Future[None] | None = None
         self._head = b""
-        self._left = 0
-        self._begun = False
+        self._remaining_bytes = 0
+        self.begun = False
+        """An answer has begun: it is too late for another."""
         self._more_headers: tuple[Header, ...] = ()
         self._connection = connection
         self.scope = scope
         self.keep_alive = keep_alive
-        self._expects = expects
+        self._expects_continue = expects
 
     # For doors.
 
     @property
-    def begun(self) -> bool:
-        """Whether an answer has begun: then it is too late for another."""
-        return self._begun
-
-    @property
     def written(self) -> bool:
         """Whether a part of the answer is on its way."""
-        return self._begun and not self._head
+        return self.begun and not self._head
 
     def add_headers(self, headers: Iterable[Header]) -> None:
         """Adds these headers to the answer, whatever it is."""
@@ -171,30 +167,27 @@ class HttpExchange:
 
     def answer(self, status: int, headers: tuple[Header, ...], body: bytes) -> None:
         """Gives a whole answer. `headers` do not have the length."""
-        if self._begun:
+        if self.begun:
             raise RuntimeError("this request has an answer already")
-        self._begun = True
+        self.begun = True
         if self.disconnected:
             return
         if self._more_headers:
             headers = (*headers, *self._more_headers)
         head, closes = self._connection.heads.whole(status, headers)
-        if self.scope["method"] == "HEAD":
-            data = b"%b%d\r\n" % (head, len(body))
-            body = b""
-        elif self.keep_alive and not closes:
+        has_body = self.scope["method"] != "HEAD"
+        if has_body and self.keep_alive and not closes:
             self._finish(b"".join((head, str(len(body)).encode(), b"\r\n\r\n", body)))
             return
-        else:
-            data = b"%b%d\r\n" % (head, len(body))
-        self._finish(b"%b%b\r\n%b" % (data, self._connection_line(closes=closes), body))
+        line = self._connection_line(closes=closes)
+        self._finish(b"%b%d\r\n%b\r\n%b" % (head, len(body), line, body if has_body else b""))
 
     def take_whole_body(self, bytes_max: int) -> bytes | None:
-        """The body, if all of it has arrived: most arrive with their heads. None: it must be received."""
-        parts = self._parts
+        """The body, if all of it has arrived, as most bodies do with their heads. None: `receive` it."""
+        parts = self._body_parts
         if parts is None or not self.body_complete or self.disconnected or self.kept_bytes > bytes_max:
             return None
-        self._parts, self.kept_bytes = None, 0
+        self._body_parts, self.kept_bytes = None, 0
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def extend_body(self, body_s: float) -> None:
@@ -202,18 +195,18 @@ class HttpExchange:
         self._connection.extend_body(self, body_s)
 
     async def receive(self) -> Message:
-        """ASGI's `receive`: the next piece of the body, or that the client has left."""
-        if self._expects and not self._parts:
-            self._expects = False
+        """ASGI's `receive`: the next piece of the body, or the message that the client has left."""
+        if self._expects_continue and not self._body_parts:
+            self._expects_continue = False
             self._connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        while self._parts is None and not (self.disconnected or self.complete):
-            # In this order: asking for the body may deliver it at once.
-            self._news = self._connection.loop.create_future()
+        while self._body_parts is None and not (self.disconnected or self.complete):
+            # The waiter is made first: `want_body` may deliver the body at once.
+            self._waiter = self._connection.loop.create_future()
             self._connection.want_body()
-            await self._news
+            await self._waiter
         if self.disconnected or self.complete:
             return {"type": "http.disconnect"}
-        parts, self._parts, self.kept_bytes = self._parts, None, 0
+        parts, self._body_parts, self.kept_bytes = self._body_parts, None, 0
         assert parts is not None
         body = parts[0] if len(parts) == 1 else b"".join(parts)
         return {"type": "http.request", "body": body, "more_body": not self.body_complete}
@@ -225,25 +218,25 @@ class HttpExchange:
         if self.disconnected:
             return
         kind = message["type"]
-        if kind == "http.response.body" and self._begun and not self.complete:
+        if kind == "http.response.body" and self.begun and not self.complete:
             self._write(message.get("body", b""), more=message.get("more_body", False))
-        elif kind == "http.response.start" and not self._begun:
+        elif kind == "http.response.start" and not self.begun:
             self._begin(message["status"], message.get("headers", ()))
         else:
             raise RuntimeError(f"{kind} cannot be sent now")
 
     def _begin(self, status: int, headers: Iterable[Header]) -> None:
         length: int | None = None
-        others: list[Header] = []
+        kept: list[Header] = []
         for header in headers:
             if header[0] == b"content-length":
                 length = int(header[1])
             elif header[0] != b"transfer-encoding":  # follows from whether there is a length
-                others.append(header)
-        head, closes = self._connection.heads.begin(status, (*others, *self._more_headers))
-        self._begun, self._expects = True, False
+                kept.append(header)
+        head, closes = self._connection.heads.begin(status, (*kept, *self._more_headers))
+        self.begun, self._expects_continue = True, False
         self.chunked = length is None and self.scope["method"] != "HEAD" and status not in (204, 304)
-        self._left = length or 0
+        self._remaining_bytes = length or 0
         framing = b"transfer-encoding: chunked\r\n" if self.chunked else b""
         if length is not None:
             framing = b"content-length: %d\r\n" % length
@@ -263,8 +256,8 @@ class HttpExchange:
             body = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
             body = body if more else body + b"0\r\n\r\n"
         else:
-            self._left -= len(body)
-            if self._left < 0 or (self._left and not more):
+            self._remaining_bytes -= len(body)
+            if self._remaining_bytes < 0 or (self._remaining_bytes and not more):
                 raise RuntimeError("the body's length differs from its content-length")
         head, self._head = self._head, b""
         if more:
@@ -274,8 +267,8 @@ class HttpExchange:
 
     def _finish(self, data: bytes) -> None:
         self.complete = True
-        self._expects = False
-        if self._news is not None:
+        self._expects_continue = False
+        if self._waiter is not None:
             self._wake()
         self._connection.finish(self, data)
 
@@ -297,27 +290,27 @@ class HttpExchange:
             connection.break_off(self)
 
     def take_body(self, data: bytes) -> None:
-        if self._parts is None:
-            self._parts = [data]
-            if self._news is not None:
+        if self._body_parts is None:
+            self._body_parts = [data]
+            if self._waiter is not None:
                 self._wake()
         else:
-            self._parts.append(data)
+            self._body_parts.append(data)
         self.kept_bytes += len(data)
 
     def end_body(self) -> None:
         self.body_complete = True
         if self.complete or self.disconnected:
             return
-        if self._parts is None:
-            self._parts = [b""]
-        if self._news is not None:
+        if self._body_parts is None:
+            self._body_parts = [b""]
+        if self._waiter is not None:
             self._wake()
 
     def disconnect(self) -> None:
         self.disconnected = True
-        self._parts = None
-        if self._news is not None:
+        self._body_parts = None
+        if self._waiter is not None:
             self._wake()
         if self.on_disconnect is not None:
             self.on_disconnect()
@@ -332,5 +325,5 @@ class HttpExchange:
         return True
 
     def _wake(self) -> None:
-        if self._news is not None and not self._news.done():
-            self._news.set_result(None)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

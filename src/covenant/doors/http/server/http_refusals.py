@@ -15,6 +15,7 @@ RETRY_MS: Final = 1_000
 RefusalForm = Callable[[str, Refusal], tuple[tuple[Header, ...], bytes]]
 """Makes the headers and body of a refusal, in the form of the door at a path."""
 JSON: Final[Header] = (b"content-type", b"application/json")
+CLOSE: Final[Header] = (b"connection", b"close")
 
 
 class HttpRefusal(Refusal):
@@ -61,8 +62,8 @@ def unknown_version() -> Refusal:
     return HttpRefusal(505, "unknown_http_version", "only HTTP/1.1 and HTTP/1.0 are supported")
 
 
-def timed_out(what: str) -> Refusal:
-    return HttpRefusal(408, "request_timeout", f"{what} did not arrive in time")
+def timed_out(part: str) -> Refusal:
+    return HttpRefusal(408, "request_timeout", f"{part} did not arrive in time")
 
 
 def stopping() -> Refusal:

@@ -26,9 +26,9 @@ from covenant.doors.http.server.http_refusals import RefusalForm, plain_form
 from covenant.doors.http.server.request_reader import Urls
 from covenant.doors.http.server.tls_handshakes import ServerTls, TlsHandshakes
 
-LOOK_S: Final = 0.5
-"""How often deadlines are checked, unless a bound is so short that it needs more."""
-LAST_WORDS_S: Final = 1.0
+DEADLINE_CHECK_S: Final = 0.5
+"""How often deadlines are checked; more often if a bound is short."""
+STOP_TIMEOUT_S: Final = 1.0
 """How long a stop waits for written bytes to be sent, and for canceled tasks to end."""
 CROWDED_LOG_S: Final = 60.0
 """The log reports at most once in this many seconds that there are too many connections."""
@@ -46,18 +46,18 @@ class HttpServer:
         *,
         now_ms: Callable[[], int],
         refusal_form: RefusalForm = plain_form,
-        always: Collection[str] = (),
+        exempt_paths: Collection[str] = (),
         proxies: Sequence[str] = (),
         tls: ServerTls | None = None,
         new_exchange: NewExchange = HttpExchange,
     ) -> None:
-        """`always` are paths that are answered even without a free place; `proxies` are networks whose peers bring many
-        callers, and so have no bound for each address."""
+        """`exempt_paths` are answered even when the server is full. `proxies` are networks of proxies: many callers
+        share such an address, so it has no bound of its own."""
         self.loop = asyncio.get_running_loop()
         self.door = door
         self.bounds = bounds
         self.refusal_form = refusal_form
-        self.always = frozenset(always)
+        self.exempt_paths = frozenset(exempt_paths)
         self.heads = ResponseHeadCache()
         self.urls = Urls()
         self.new_exchange = new_exchange
@@ -75,9 +75,9 @@ class HttpServer:
         self._reserved: dict[HttpConnection, None] = {}
         self._crowded_logged_s = -CROWDED_LOG_S
         self._empty = asyncio.Event()
-        self._listening: asyncio.Server | None = None
-        self._look: asyncio.TimerHandle | None = None
-        self._look_s = min(LOOK_S, _shortest_s(bounds) / 4)
+        self._listener: asyncio.Server | None = None
+        self._check_timer: asyncio.TimerHandle | None = None
+        self._check_s = min(DEADLINE_CHECK_S, _shortest_s(bounds) / 4)
         self._handshakes = TlsHandshakes(self, tls) if tls is not None else None
         self._protocol: Callable[[], asyncio.BaseProtocol] = (
             partial(HttpConnection, self) if self._handshakes is None else self._handshakes.protocol
@@ -85,11 +85,11 @@ class HttpServer:
 
     async def start(self, listener: socket.socket) -> None:
         """Listens on a bound socket."""
-        self._look_at_deadlines()
-        self._listening = await self.loop.create_server(self._protocol, sock=listener, backlog=self.bounds.backlog)
+        self._check_deadlines()
+        self._listener = await self.loop.create_server(self._protocol, sock=listener, backlog=self.bounds.backlog)
 
     def adopt(self, accepted: socket.socket) -> asyncio.Task[None]:
-        """Serves a connection that somebody else has accepted from the listening socket. Called on the loop."""
+        """Serves a connection that other code has accepted from the listening socket. Called on the loop."""
         adopting = self.loop.create_task(self._adopt(accepted))
         self.tasks.add(adopting)
         adopting.add_done_callback(self.tasks.discard)
@@ -106,8 +106,8 @@ class HttpServer:
     async def stop(self, grace_s: float) -> None:
         """Stops listening, and gives running requests this much time. Requests that still run then are answered 503."""
         self.stopping = True
-        if self._listening is not None:
-            self._listening.close()
+        if self._listener is not None:
+            self._listener.close()
         if self._handshakes is not None:
             self._handshakes.abort_all()
         for connection in tuple(self._connections):
@@ -118,12 +118,12 @@ class HttpServer:
         for task in self.tasks:
             task.cancel()
         if self.tasks:
-            await asyncio.wait(self.tasks, timeout=LAST_WORDS_S)
-        await self._until_empty(LAST_WORDS_S)
+            await asyncio.wait(self.tasks, timeout=STOP_TIMEOUT_S)
+        await self._until_empty(STOP_TIMEOUT_S)
         for connection in tuple(self._connections):
             connection.transport.abort()
-        if self._look is not None:
-            self._look.cancel()
+        if self._check_timer is not None:
+            self._check_timer.cancel()
 
     async def _until_empty(self, seconds: float) -> None:
         if not self._connections:
@@ -137,7 +137,7 @@ class HttpServer:
     # Admission.
 
     def admit(self, connection: HttpConnection) -> None:
-        """Counts a new connection and makes room for it, or keeps it only to refuse it."""
+        """Counts a new connection and makes room for it; without room, the connection is kept only to be refused."""
         bounds = self.bounds
         host = connection.client[0] if connection.client is not None else ""
         connection.address = address = self.counted_as(host)
@@ -152,7 +152,7 @@ class HttpServer:
             self._reserve(connection)
 
     def _make_room(self, newcomer: HttpConnection, most: int, address: str | None = None) -> bool:
-        """Closes the connections that were silent longest, of this address or of all. False if none is silent."""
+        """Closes the connections that were silent longest, of this address or of all. False if every one is busy."""
         silent = [
             each
             for each in self._connections
@@ -194,7 +194,7 @@ class HttpServer:
         return str(IPv6Network((int(address) >> 64 << 64, 64)))
 
     def is_proxy(self, host: str) -> bool:
-        if not self._proxies:
+        if not self._proxies or not host:  # a client that has left at once has no address any more
             return False
         address = ip_address(host)
         mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
@@ -206,9 +206,9 @@ class HttpServer:
             return
         del self._connections[connection]
         self._reserved.pop(connection, None)
-        left = self._of_address[connection.address] - 1
-        if left:
-            self._of_address[connection.address] = left
+        remaining = self._of_address[connection.address] - 1
+        if remaining:
+            self._of_address[connection.address] = remaining
         else:
             del self._of_address[connection.address]
         if self.stopping and not self._connections:
@@ -247,14 +247,14 @@ class HttpServer:
 
     # Deadlines.
 
-    def _look_at_deadlines(self) -> None:
+    def _check_deadlines(self) -> None:
         now_s = self.loop.time()
         self.heads.set_date(formatdate(self._now_ms() / 1000, usegmt=True).encode())
         for connection in [each for each in self._connections if each.deadline_s < now_s]:
             connection.expire()
         for connection in tuple(self._unsent):
-            connection.look_at_unsent(now_s)
-        self._look = self.loop.call_later(self._look_s, self._look_at_deadlines)
+            connection.check_unsent(now_s)
+        self._check_timer = self.loop.call_later(self._check_s, self._check_deadlines)
 
 
 def _shortest_s(bounds: HttpBounds) -> float:

@@ -19,8 +19,8 @@ from covenant.model.errors import Refusal
 if TYPE_CHECKING:
     from covenant.doors.http.server.http_connection import HttpConnection
 
-_ONCE: Final = (b"host", b"authorization", b"transfer-encoding")
-"""Headers that must not be repeated: one reader would use the first value, another the last.
+_NOT_REPEATED: Final = (b"host", b"authorization", b"transfer-encoding")
+"""Headers that must not be repeated: a proxy might use the first value, and the daemon the last.
 
 The parser itself refuses a second `content-length`.
 """
@@ -49,7 +49,7 @@ class HttpRequestReader:
         "_parser",
         "_pending_bytes",
         "_progress",
-        "_sized",
+        "_sized_request",
         "_trailer_bytes",
         "_unsure_bytes",
         "_upgrades",
@@ -74,20 +74,20 @@ class HttpRequestReader:
         self.number = 0
         """The number of the request that is being read, or was read last."""
         self.ended = False
-        """The last request of this connection was read: nothing after it counts."""
+        """The last request of this connection has been read: later bytes are ignored."""
         self._url = b""
         self._headers: list[Header] = []
         self._by_name: dict[bytes, bytes] = {}
-        """Of a header that came twice, the last."""
+        """The headers by name; the last value of a repeated header counts."""
         self._upgrades = False
         self._fed_bytes = 0
         """The size of the piece that is being read."""
-        self._sized = 0
+        self._sized_request = 0
         """The number of the request that the following sizes belong to."""
         self._head_bytes = 0
         """The size of pieces that belong to the head alone."""
         self._unsure_bytes = 0
-        """The size of the piece in which the request began: how much of it belongs to the head is not known."""
+        """The size of the piece in which the request began, of which an unknown part belongs to the head."""
         self._trailer_bytes = 0
         """The size of the complete trailers."""
         self._pending_bytes = 0
@@ -101,7 +101,7 @@ class HttpRequestReader:
         self.exchange = None
 
     def feed(self, data: bytes) -> Refusal | None:
-        """Reads a piece. Returns why the connection cannot go on; None if it can."""
+        """Reads a piece. Returns the refusal after which nothing more can be read; None if reading goes on."""
         self._fed_bytes = len(data)
         first = self.number + (not self.open)
         try:
@@ -112,12 +112,15 @@ class HttpRequestReader:
             if self.ended and not self.open:
                 return None  # bytes after the last request
             return error.__context__ if isinstance(error.__context__, Refusal) else refusals.malformed()
-        return self._count(alone=self.number == first) if self.open else None
+        return self._check_unfinished(alone=self.number == first) if self.open else None
 
-    def _count(self, *, alone: bool) -> Refusal | None:
-        """Bounds an incomplete part, which no callback has seen. `alone`: the piece has no other request's bytes."""
-        if self._sized != self.number:
-            self._sized, self._head_bytes, self._unsure_bytes = self.number, 0, 0
+    def _check_unfinished(self, *, alone: bool) -> Refusal | None:
+        """Bounds a head or a trailer that is not complete, which no callback has seen yet.
+
+        `alone`: the piece has no bytes of another request.
+        """
+        if self._sized_request != self.number:
+            self._sized_request, self._head_bytes, self._unsure_bytes = self.number, 0, 0
         if self.in_head:
             if alone:
                 self._head_bytes += self._fed_bytes
@@ -183,7 +186,7 @@ class HttpRequestReader:
         if not keep_alive and version != "1.0":
             raise refusals.unknown_version()
         if len(by_name) != len(headers) or b"transfer-encoding" in by_name:
-            _check_once(headers)
+            _check_repeated(headers)
         method = parser.get_method().decode("ascii")
         if parser.should_upgrade():
             if method == "CONNECT":
@@ -195,7 +198,7 @@ class HttpRequestReader:
         self._progress = True  # this piece holds the head too
         path, raw_path, query = connection.urls[self._url]
         if connection.certificate_names and b"authorization" not in by_name:
-            _name_caller(connection, headers, by_name)
+            _add_certificate_credential(connection, headers, by_name)
         scope: Scope = {
             "type": "http",
             "asgi": _ASGI,
@@ -213,8 +216,8 @@ class HttpRequestReader:
         }
         keep_alive = keep_alive and parser.should_keep_alive()
         self.ended = not keep_alive
-        expects = b"expect" in by_name and by_name[b"expect"].lower() == b"100-continue"
-        self.exchange = exchange = connection.new_exchange(connection, scope, keep_alive, expects)
+        expects_continue = b"expect" in by_name and by_name[b"expect"].lower() == b"100-continue"
+        self.exchange = exchange = connection.new_exchange(connection, scope, keep_alive, expects_continue)
         connection.accept(exchange)
 
     def _measure_head(self) -> None:
@@ -242,7 +245,7 @@ class HttpRequestReader:
             exchange.end_body()
 
 
-def _name_caller(connection: HttpConnection, headers: list[Header], by_name: dict[bytes, bytes]) -> None:
+def _add_certificate_credential(connection: HttpConnection, headers: list[Header], by_name: dict[bytes, bytes]) -> None:
     """Authenticates by the client's certificate, if it sent no token and the operator has mapped its name."""
     assert connection.tls is not None
     credential = connection.tls.credential_of(connection.certificate_names)
@@ -251,12 +254,12 @@ def _name_caller(connection: HttpConnection, headers: list[Header], by_name: dic
         by_name[b"authorization"] = credential
 
 
-def _check_once(headers: list[Header]) -> None:
-    for once in _ONCE:
-        found = [value for name, value in headers if name == once]
+def _check_repeated(headers: list[Header]) -> None:
+    for header_name in _NOT_REPEATED:
+        found = [value for name, value in headers if name == header_name]
         if len(found) > 1:
-            raise refusals.repeated(once.decode().title())
-        if once == b"transfer-encoding" and found and found[0].strip().lower() != b"chunked":
+            raise refusals.repeated(header_name.decode().title())
+        if header_name == b"transfer-encoding" and found and found[0].strip().lower() != b"chunked":
             raise refusals.unknown_coding()
 
 
@@ -270,9 +273,9 @@ class Urls(dict[bytes, Url]):
         parsed = httptools.parse_url(url)
         raw_path: bytes = parsed.path or b"/"
         path = raw_path.decode("ascii")
-        read = (unquote(path) if "%" in path else path, raw_path, parsed.query or b"")
+        parsed_url = (unquote(path) if "%" in path else path, raw_path, parsed.query or b"")
         if len(url) <= URL_BYTES_MAX:
             if len(self) >= URLS_MAX:
                 self.clear()
-            self[url] = read
-        return read
+            self[url] = parsed_url
+        return parsed_url

@@ -37,34 +37,34 @@ class TlsHandshakes:
     def __init__(self, server: HttpServer, tls: ServerTls) -> None:
         self._server = server
         self._tls = tls
-        self._under_way: dict[asyncio.Transport, str] = {}
-        """Each with its address, in the order of their arrival."""
+        self._running: dict[asyncio.Transport, str] = {}
+        """The address of each connection whose handshake runs, in the order of arrival."""
 
     def protocol(self) -> asyncio.Protocol:
         return _EarlyHandshake(self)
 
     def begin(self, transport: asyncio.Transport, early_handshake: _EarlyHandshake) -> None:
-        server, under_way = self._server, self._under_way
+        server, running = self._server, self._running
         peer = transport.get_extra_info("peername")
         host: str = peer[0] if peer else ""
         address = server.counted_as(host)
-        under_way[transport] = address
-        neighbours = [each for each, of in under_way.items() if of == address]
+        running[transport] = address
+        neighbours = [other for other, its_address in running.items() if its_address == address]
         if len(neighbours) > server.bounds.handshakes_per_address_max and not server.is_proxy(host):
-            self._give_up(neighbours[0])
-        elif len(under_way) > server.bounds.handshakes_max:
-            self._give_up(next(iter(under_way)))
+            self._abort(neighbours[0])
+        elif len(running) > server.bounds.handshakes_max:
+            self._abort(next(iter(running)))
         task = server.loop.create_task(self._handshake(transport, early_handshake))
         server.tasks.add(task)
         task.add_done_callback(server.tasks.discard)
 
-    def _give_up(self, transport: asyncio.Transport) -> None:
-        # Removed at once, not when the loop gets to it: others of the same burst would be counted against it again.
-        del self._under_way[transport]
+    def _abort(self, transport: asyncio.Transport) -> None:
+        # Removed at once, not when the loop reports the loss: until then it would count against newcomers.
+        del self._running[transport]
         transport.abort()
 
     def abort_all(self) -> None:
-        for transport in tuple(self._under_way):
+        for transport in tuple(self._running):
             transport.abort()
 
     async def _handshake(self, transport: asyncio.Transport, early_handshake: _EarlyHandshake) -> None:
@@ -83,10 +83,10 @@ class TlsHandshakes:
                 ssl_shutdown_timeout=SHUTDOWN_S,
             )
         except (OSError, asyncio.CancelledError):
-            # A client's mistake here cannot be answered; and a server that stops waits for nobody.
+            # A failed handshake cannot be answered, and a server that stops does not wait for one.
             transport.abort()
         finally:
-            self._under_way.pop(transport, None)
+            self._running.pop(transport, None)
         if encrypted is None or early.lost:
             return
         if server.stopping:
@@ -102,7 +102,7 @@ class TlsHandshakes:
 
 
 class _EarlyData(asyncio.Protocol):
-    """Receives what a client sends right after its handshake, before the connection is one of the server's."""
+    """Receives bytes that follow the handshake, before an `HttpConnection` takes the connection over."""
 
     def __init__(self) -> None:
         self.data = b""
@@ -120,7 +120,7 @@ class _EarlyData(asyncio.Protocol):
 
 
 class _EarlyHandshake(asyncio.Protocol):
-    """Receives what a client sends before TLS takes its connection over: a loop may read before it is told not to."""
+    """Receives bytes that the loop reads before TLS takes the connection over."""
 
     def __init__(self, handshakes: TlsHandshakes) -> None:
         self.data = b""

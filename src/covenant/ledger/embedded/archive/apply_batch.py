@@ -27,7 +27,7 @@ from covenant.ledger.embedded.archive.row_updates import (
     AuditedRow,
     AuditPurgedRow,
     CountedBy,
-    RememberedRequest,
+    RequestFields,
     ResultReturnedRow,
     Rows,
     TaskEventRow,
@@ -78,7 +78,7 @@ def parent_name(text: str) -> bytes:
     return b">" + text.encode()
 
 
-class Known(NamedTuple):
+class KnownRows(NamedTuple):
     """The rows and numbers that the archive already has, of those that a batch asked for."""
 
     tasks: Mapping[str, TaskRowUpdate]
@@ -92,13 +92,13 @@ class Batch:
     def __init__(self, data: bytes, after_seq: int, offset: int = 0) -> None:
         self._offset = offset
         self._lines = [line for line in decode_lines(data) if line.seq > after_seq]
-        self._begun: dict[str, RememberedRequest] = {}
+        self._begun: dict[str, RequestFields] = {}
         self.moved: dict[str, None] = {}
         """Ids of tasks that were sent in earlier batches."""
         self.contexts: dict[str, None] = {}
         self.parents: dict[str, None] = {}
         """Texts that tasks refer to, which may already have a number."""
-        self._returned: dict[str, RememberedRequest] = {}
+        self._returned: dict[str, RequestFields] = {}
         begun, moved = self._begun, self.moved
         for line in self._lines:
             for event in line.events:
@@ -111,7 +111,7 @@ class Batch:
                 elif isinstance(event, TaskEventRow) and event.task_id not in begun:
                     moved[event.task_id] = None
 
-    def _begin(self, event: TaskStartRow) -> RememberedRequest:
+    def _begin(self, event: TaskStartRow) -> RequestFields:
         task = decode_request(event.task)
         if task.has_context and task.context_id != event.task_id:
             self.contexts[task.context_id or ""] = None
@@ -119,7 +119,7 @@ class Batch:
             self.parents[task.parent] = None
         return task
 
-    def rows(self, known: Known) -> Rows:
+    def rows(self, known: KnownRows) -> Rows:
         rows = Rows()
         before = {task_id: (row.ledger_state, row.state) for task_id, row in known.tasks.items()}
         for line in self._lines:
@@ -129,8 +129,8 @@ class Batch:
                 if isinstance(event, TaskStartRow) and not isinstance(event, ResultReturnedRow):
                     self._add(event, self._begun[event.task_id], rows, known)
                 elif isinstance(event, TaskEventRow):
-                    row = rows.tasks.get(event.task_id) or self._moving(event, rows, known)
-                    event.move(row, rows)
+                    row = rows.tasks.get(event.task_id) or self._row_of(event, rows, known)
+                    event.apply(row, rows)
                     row.updated_at = line.ts_ms
                 elif isinstance(event, AuditedRow):
                     at_ms = decode_audit_row(event.row).timestamp_ms
@@ -143,7 +143,7 @@ class Batch:
             _count(rows.counts, row, before.get(row.task_id))
         return rows
 
-    def _moving(self, event: TaskEventRow, rows: Rows, known: Known) -> TaskRowUpdate:
+    def _row_of(self, event: TaskEventRow, rows: Rows, known: KnownRows) -> TaskRowUpdate:
         task_id = event.task_id
         row = known.tasks.get(task_id)
         if row is not None:
@@ -154,7 +154,7 @@ class Batch:
             raise Contradiction(f"the task {task_id} moved, and was never sent")
         return rows.tasks[task_id]
 
-    def _add(self, event: TaskStartRow, task: RememberedRequest, rows: Rows, known: Known) -> None:
+    def _add(self, event: TaskStartRow, task: RequestFields, rows: Rows, known: KnownRows) -> None:
         task_id = event.task_id
         place, ts_ms = rows.place, rows.ts_ms
         if task_id in rows.ids:
@@ -186,27 +186,27 @@ class Batch:
             place=place,
         )
         rows.requests.append((place, text_of(event.task)))
-        rows.updated(row, 1, "submitted", None)
+        rows.add_update(row, 1, "submitted", None)
 
 
-def _reference(rows: Rows, known: Mapping[str, int], named: Callable[[str], bytes], text: str) -> int:
+def _reference(rows: Rows, known: Mapping[str, int], name_of: Callable[[str], bytes], text: str) -> int:
     """The number of a text that the task being added refers to."""
     number = rows.ids.get(text)
     if number is not None:
         return 2 * number
-    return known.get(text) or 2 * rows.names.setdefault(named(text), rows.place) + 1
+    return known.get(text) or 2 * rows.names.setdefault(name_of(text), rows.place) + 1
 
 
 def _count(counts: dict[CountedBy, int], row: TaskRowUpdate, before: tuple[str, str] | None) -> None:
     now = (row.ledger_state, row.state)
     if now != before:
-        whose = (row.recipient_pubkey, row.recipient_display, row.tenant_id)
-        counts[*whose, *now] = counts.get((*whose, *now), 0) + 1
+        group = (row.recipient_pubkey, row.recipient_display, row.tenant_id)
+        counts[*group, *now] = counts.get((*group, *now), 0) + 1
         if before is not None:
-            counts[*whose, *before] = counts.get((*whose, *before), 0) - 1
+            counts[*group, *before] = counts.get((*group, *before), 0) - 1
 
 
-class Live:
+class LiveRows:
     """Archived rows of unfinished tasks: the next change is most often among them.
 
     For the one connection that writes. Missing rows are read.
@@ -215,13 +215,15 @@ class Live:
     def __init__(self) -> None:
         self._rows: dict[str, TaskRowUpdate] = {}
 
-    def known(self, db: sqlite3.Connection, batch: Batch) -> Known:
+    def known(self, db: sqlite3.Connection, batch: Batch) -> KnownRows:
         held = self._rows
         tasks = {task_id: held[task_id] for task_id in batch.moved if task_id in held}
         missing = [(task_id,) for task_id in batch.moved if task_id not in tasks]
         for found in ask_rows(db, "known_tasks", missing):
             tasks.update((row.task_id, row) for row in _task_rows(found))
-        return Known(tasks, _references(db, batch.contexts, context_name), _references(db, batch.parents, parent_name))
+        return KnownRows(
+            tasks, _references(db, batch.contexts, context_name), _references(db, batch.parents, parent_name)
+        )
 
     def keep(self, rows: Iterable[TaskRowUpdate]) -> None:
         held = self._rows
@@ -239,19 +241,19 @@ class Live:
         self._rows.clear()
 
 
-def _references(db: sqlite3.Connection, texts: Iterable[str], named: Callable[[str], bytes]) -> dict[str, int]:
+def _references(db: sqlite3.Connection, texts: Iterable[str], name_of: Callable[[str], bytes]) -> dict[str, int]:
     numbers: dict[str, int] = {}
-    for found in ask_rows(db, "known_references", [(text, named(text)) for text in texts]):
+    for found in ask_rows(db, "known_references", [(text, name_of(text)) for text in texts]):
         numbers.update((text, number) for text, number in _pairs(found) if number is not None)
     return numbers
 
 
-def apply_lines(db: sqlite3.Connection, lines: Lines, archived_seq: int, live: Live | None = None) -> None:
+def apply_lines(db: sqlite3.Connection, lines: Lines, archived_seq: int, live: LiveRows | None = None) -> None:
     """Applies records in one transaction. Records up to `archived_seq` are skipped."""
     if seq_of(lines.data[:32]) > archived_seq + 1:
         raise CovenantError(f"record {archived_seq + 1} is missing from the journal's lines")
     batch = Batch(lines.data, archived_seq)
-    live = live or Live()
+    live = live or LiveRows()
     try:
         with transaction(db):
             fault_points.point("archive.apply")
@@ -270,7 +272,7 @@ def apply_within(db: sqlite3.Connection, data: bytes, last_seq: int, offset: int
     db.execute("SAVEPOINT records")
     try:
         batch = Batch(data, 0, offset)
-        rows = batch.rows(_unpacked(db, Live().known(db, batch)))
+        rows = batch.rows(_unpacked(db, LiveRows().known(db, batch)))
         _write(db, rows)
         write_rows(db, "write_meta", _meta(rows, last_seq))
     except BaseException:
@@ -281,7 +283,7 @@ def apply_within(db: sqlite3.Connection, data: bytes, last_seq: int, offset: int
     db.execute("RELEASE records")
 
 
-def _unpacked(db: sqlite3.Connection, known: Known) -> Known:
+def _unpacked(db: sqlite3.Connection, known: KnownRows) -> KnownRows:
     """Unpacks finished tasks that change nevertheless."""
     for row in known.tasks.values():
         if row.ledger_state == DRAINED:
@@ -373,7 +375,7 @@ def is_fault_of_record(error: Exception) -> bool:
     return isinstance(error, _FAULTS_OF_A_RECORD)
 
 
-def apply_or_reject(db: sqlite3.Connection, lines: Lines, archived_seq: int, live: Live) -> int:
+def apply_or_reject(db: sqlite3.Connection, lines: Lines, archived_seq: int, live: LiveRows) -> int:
     """Applies every record that can be applied, and sets the others aside. Returns the number of those."""
 
     def apply(records: Sequence[bytes]) -> None:
@@ -429,22 +431,22 @@ def apply_events(db: sqlite3.Connection, line: bytes) -> int:
             why = why or error
     if why is None:
         return 0
-    left = encode_line(seq, ts_ms, seq - 1, _encode(failed))
-    _check_room(db, len(left), why)
+    rejected = encode_line(seq, ts_ms, seq - 1, _encode(failed))
+    _check_room(db, len(rejected), why)
     reason = (str(why) or repr(why))[:ERROR_CHARS_MAX]
-    db.execute("INSERT OR REPLACE INTO rejects VALUES (?, ?, ?)", (seq, reason, left))
+    db.execute("INSERT OR REPLACE INTO rejects VALUES (?, ?, ?)", (seq, reason, rejected))
     return 1
 
 
 def _check_room(db: sqlite3.Connection, length: int, error: Exception) -> None:
-    held, size = db.execute("SELECT count(*), coalesce(sum(length(line)), 0) FROM rejects").fetchone()
-    if held >= REJECTS_MAX or size + length > REJECTED_BYTES_MAX:
-        raise CovenantError(f"the archive has set aside {held} records, and takes no more: {error}")
+    count, size = db.execute("SELECT count(*), coalesce(sum(length(line)), 0) FROM rejects").fetchone()
+    if count >= REJECTS_MAX or size + length > REJECTED_BYTES_MAX:
+        raise CovenantError(f"the archive has set aside {count} records, and takes no more: {error}")
 
 
 def count_rejects(db: sqlite3.Connection) -> int:
-    (held,) = db.execute("SELECT count(*) FROM rejects").fetchone()
-    return int(held)
+    (count,) = db.execute("SELECT count(*) FROM rejects").fetchone()
+    return int(count)
 
 
 def read_rejects(db: sqlite3.Connection, limit: int) -> list[RejectedRecord]:

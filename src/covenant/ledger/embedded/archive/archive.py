@@ -79,6 +79,7 @@ class Archive:
         self._packed_through: int | None = 0
         """The task up to which those of earlier layouts are packed; None: all are."""
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._canceled = 0
         self._tickets = itertools.count()
         self._thread: threading.Thread | None = None
 
@@ -120,6 +121,17 @@ class Archive:
             raise Unavailable(
                 "history_lagging", f"history is {behind} records behind{why}; ask again", retry_after_ms=1_000
             ) from None
+        finally:
+            if future.cancelled():
+                self._forget_canceled()
+
+    def _forget_canceled(self) -> None:
+        """Drops callers that gave up, once they are the majority: while the archive fails, nothing else drops them."""
+        self._canceled += 1
+        if 2 * self._canceled > len(self._waiting):
+            self._waiting = [waiting for waiting in self._waiting if not waiting[2].done()]
+            heapq.heapify(self._waiting)
+            self._canceled = 0
 
     async def reachable(self, seq: int, timeout_s: float) -> bool:
         """Whether record `seq` is in the archive, or soon is. At once False while the archive cannot be written."""
@@ -161,14 +173,14 @@ class Archive:
             self._hurry.set()
             self.wake.set()
             await asyncio.to_thread(self._thread.join)
-            self._dismiss()
+            self._answer_waiting()
         self._remove_folder()
 
     def _remove_folder(self) -> None:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _dismiss(self) -> None:
+    def _answer_waiting(self) -> None:
         """Answers everyone who waits, after the thread has ended."""
         for _, _, future in self._waiting:
             if not future.done():
@@ -178,7 +190,7 @@ class Archive:
         while self._erasures:
             _answer(self._erasures.popleft()[1], _closed())
 
-    def _landed(self, seq: int) -> None:
+    def _on_batch(self, seq: int) -> None:
         """Runs on the loop, after a batch."""
         while self._waiting and self._waiting[0][0] <= seq:
             future = heapq.heappop(self._waiting)[2]
@@ -219,7 +231,7 @@ class Archive:
             else:
                 self.failure = None
                 retry_s = RETRY_S_MIN
-                self._loop.call_soon_threadsafe(self._landed, seq)
+                self._loop.call_soon_threadsafe(self._on_batch, seq)
 
     def _must_stop(self) -> bool:
         return self._stopping.is_set() and monotonic() > self._stop_at_s

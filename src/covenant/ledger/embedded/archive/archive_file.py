@@ -55,7 +55,7 @@ LAYOUTS: Final[dict[int, tuple[str, ...]]] = {
     SCHEMA_VERSION: (),
 }
 """Scripts that migrate each layout to the present one; 0 is a new file. Rows stay: the journal may not have them."""
-OF_THE_DISK: Final = {
+DISK_ERRORS: Final = {
     sqlite3.SQLITE_FULL: errno.ENOSPC,
     sqlite3.SQLITE_IOERR: errno.EIO,
     sqlite3.SQLITE_CANTOPEN: errno.EACCES,
@@ -127,7 +127,7 @@ def _prepare(db: sqlite3.Connection, path: Path, *, lasting: bool) -> None:
 
 def cannot_open(path: Path, error: sqlite3.Error) -> CovenantError:
     """The error for an archive that SQLite refuses: a full or read-only disk is no damage."""
-    number = OF_THE_DISK.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)
+    number = DISK_ERRORS.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)
     if number is not None:
         return unusable(path, str(error), number)
     return Damaged(str(path), 0, f"the archive cannot be opened: {error}")
@@ -177,7 +177,7 @@ def _parts(db: sqlite3.Connection) -> list[str]:
     return list(parts)
 
 
-class _Found(NamedTuple):
+class _ErasableTask(NamedTuple):
     task_no: int
     created_at: int
     updated_at: int
@@ -214,8 +214,8 @@ def give_back_pages(db: sqlite3.Connection) -> None:
 
 
 def _erase(db: sqlite3.Connection, which: EraseTasks) -> Erased:
-    held = db.execute("SELECT bytes FROM stored_sizes WHERE tenant_id = ?", (which.tenant,)).fetchone()
-    excess = max(0, (held[0] if held is not None else 0) - which.bytes_max) if which.bytes_max else 0
+    stored = db.execute("SELECT bytes FROM stored_sizes WHERE tenant_id = ?", (which.tenant,)).fetchone()
+    excess = max(0, (stored[0] if stored is not None else 0) - which.bytes_max) if which.bytes_max else 0
     values = {
         "tenant": which.tenant,
         "after_ms": which.after_ms,
@@ -223,9 +223,9 @@ def _erase(db: sqlite3.Connection, which: EraseTasks) -> Erased:
         "until_ms": END if excess else which.before_ms,
         "limit": which.limit,
     }
-    looked = [_Found(*row) for row in db.execute(_ERASABLE, values)]
-    chosen: list[_Found] = []
-    for found in looked:
+    examined = [_ErasableTask(*row) for row in db.execute(_ERASABLE, values)]
+    chosen: list[_ErasableTask] = []
+    for found in examined:
         if found.ledger_state != "resolved":
             continue
         if found.updated_at >= which.before_ms and excess <= 0:
@@ -235,7 +235,7 @@ def _erase(db: sqlite3.Connection, which: EraseTasks) -> Erased:
         chosen.append(found)
         excess -= found.bytes or 0
     freed = _delete(db, which.tenant, chosen, wholly=which.wholly)
-    last = looked[-1] if len(looked) == which.limit else None
+    last = examined[-1] if len(examined) == which.limit else None
     return Erased(
         tasks=len(chosen),
         bytes=freed,
@@ -245,7 +245,7 @@ def _erase(db: sqlite3.Connection, which: EraseTasks) -> Erased:
     )
 
 
-def _delete(db: sqlite3.Connection, tenant: str, chosen: list[_Found], *, wholly: bool) -> int:
+def _delete(db: sqlite3.Connection, tenant: str, chosen: list[_ErasableTask], *, wholly: bool) -> int:
     numbers = [found.task_no for found in chosen]
     db.executemany("DELETE FROM packs WHERE task_no = ?", [(number,) for number in numbers])
     delete_parts(db, numbers)
@@ -267,16 +267,16 @@ def _delete(db: sqlite3.Connection, tenant: str, chosen: list[_Found], *, wholly
     return freed
 
 
-def _delete_names(db: sqlite3.Connection, chosen: list[_Found]) -> None:
+def _delete_names(db: sqlite3.Connection, chosen: list[_ErasableTask]) -> None:
     """Deletes the names of contexts and parents that no task refers to any more: senders chose these texts."""
     contexts = {found.context_no: context_name(found.context_id) for found in chosen}
     parents = {found.parent_no: parent_name(found.parent or "") for found in chosen}
-    for names, used in (
+    for names, reference in (
         (contexts, "SELECT 1 FROM a2a_tasks WHERE context_no = ?"),
         (parents, "SELECT 1 FROM a2a_tasks WHERE parent_no = ?"),
     ):
         for number, name in names.items():
-            if number is None or not number % 2 or db.execute(used, (number,)).fetchone() is not None:
+            if number is None or not number % 2 or db.execute(reference, (number,)).fetchone() is not None:
                 continue
             _delete_name(db, name)
 
@@ -306,7 +306,7 @@ def _scrub(db: sqlite3.Connection, which: Scrub) -> None:
 
 
 def pack_batch(db: sqlite3.Connection, after_no: int) -> int | None:
-    """Packs some finished tasks. Returns the last number that was looked at, or None if there are no more."""
+    """Packs some finished tasks. Returns the last number that was examined, or None if there are no more."""
     with transaction(db):
         found = db.execute(_UNPACKED, {"after": after_no, "limit": PACKED_AT_ONCE_MAX}).fetchall()
         tenants = dict(found)

@@ -25,7 +25,7 @@ from typing import BinaryIO, Final, Protocol
 import msgspec
 
 from covenant.ledger.contract.retention import Erased, EraseTasks, Scrub
-from covenant.ledger.embedded.archive.apply_batch import Live, apply_or_reject, count_rejects
+from covenant.ledger.embedded.archive.apply_batch import LiveRows, apply_or_reject, count_rejects
 from covenant.ledger.embedded.archive.archive_file import archived_seq_of, erase_batch, open_writer, pack_batch
 from covenant.ledger.embedded.disk import sync_dir
 from covenant.ledger.embedded.journal.segments import Cursor, Lines, SegmentReader, cursor_after
@@ -77,7 +77,7 @@ class LocalWriter:
         self._folder = path.parent if lasting else None
         self._source = source
         self._cursor: Cursor | None = None
-        self._live = Live()
+        self._live = LiveRows()
         self.archived_seq = archived_seq_of(self._db)
         self.rejected = count_rejects(self._db)
 

@@ -34,8 +34,9 @@ from covenant.ledger.contract.tasks import (
     TaskScope,
     TreeNode,
     TreeRow,
-    grow_tree,
+    build_tree,
 )
+from covenant.ledger.embedded.archive.apply_batch import context_name
 from covenant.ledger.embedded.archive.row_updates import FOLLOWING, LEASED, PARKED, QUEUED
 from covenant.ledger.embedded.archive.sql import statement, transaction
 from covenant.ledger.embedded.archive.task_finder import find_tasks
@@ -102,7 +103,7 @@ AUDIT_MARKS: Final = statement("audit_marks")
 _PAGE: Final = statement("listing")
 _COUNT: Final = statement("listing_count")
 _COUNTED: Final = statement("task_counts")
-_NUMBERS: Final = statement("context_numbers")
+_NUMBERS: Final = statement("reference_numbers")
 _FILTERS: Final = {
     "sender": "sender_pubkey = :sender",
     "state": "state = :state",
@@ -282,7 +283,7 @@ class History:
             bytes_max=TREE_BYTES_MAX,
             **self._here,
         )
-        tree = grow_tree(root, rows)
+        tree = build_tree(root, rows)
         return msgspec.structs.replace(tree, truncated=True) if len(rows) >= TREE_NODES_MAX else tree
 
     async def finished(self, after_place: int, limit: int) -> tuple[Sequence[TaskId], int]:
@@ -356,10 +357,10 @@ def _verify(db: sqlite3.Connection, head: AuditHead, *, whole: bool) -> AuditRep
         start = marks.anchor if whole or marks.verified.index < marks.anchor.index else marks.verified
         verification = AuditVerification(start, head)
         if 0 < marks.first <= marks.anchor.index:
-            verification.find(f"row {marks.first} is before the anchor at {marks.anchor.index}")
+            verification.add_finding(f"row {marks.first} is before the anchor at {marks.anchor.index}")
         after = start.index
         while rows := _stored_rows(_one(db, AUDIT_PAGE, {"after": after, "limit": PAGE_ROWS}) or b"[]"):
-            verification.take(rows)
+            verification.add_rows(rows)
             after = rows[-1].index
         report = verification.report()
     if report.valid:
@@ -398,18 +399,18 @@ def _decoded(kind: type[Any], made: Callable[[Any], StepContent]) -> Callable[[m
     return lambda body: made(decode(body))
 
 
-def _as_it_is(update: StepContent) -> StepContent:
+def _unchanged(update: StepContent) -> StepContent:
     return update
 
 
 _KINDS: Final[dict[str, Callable[[msgspec.Raw], StepContent]]] = {
     "submitted": _decoded(Task, Began),
     "working": lambda _: Started(),
-    "status": _decoded(StatusUpdate, _as_it_is),
-    "artifact": _decoded(ArtifactUpdate, _as_it_is),
-    "message": _decoded(MessageUpdate, _as_it_is),
-    "step": _decoded(StepUpdate, _as_it_is),
-    "parked": _decoded(StatusUpdate, _as_it_is),
+    "status": _decoded(StatusUpdate, _unchanged),
+    "artifact": _decoded(ArtifactUpdate, _unchanged),
+    "message": _decoded(MessageUpdate, _unchanged),
+    "step": _decoded(StepUpdate, _unchanged),
+    "parked": _decoded(StatusUpdate, _unchanged),
     "continued": _decoded(MessageUpdate, Continued),
     "settled": _decoded(_StoredEnd, lambda end: Ended(end.ending, end.result, end.cause)),
 }
@@ -445,7 +446,8 @@ def list_tasks(db: sqlite3.Connection, query: ListQuery) -> Listing:
         # One statement for each set of filters, so that each can use the fitting index.
         chosen = [sql for name, sql in _FILTERS.items() if getattr(query, name) is not None]
         if query.context_id is not None:
-            values["own"], values["named"] = db.execute(_NUMBERS, {"context_id": query.context_id}).fetchone()
+            reference = {"id": query.context_id, "name": context_name(query.context_id)}
+            values["own"], values["named"] = db.execute(_NUMBERS, reference).fetchone()
             chosen.append(_in_context(values))
         filters = " AND ".join(chosen) or "true"
         page = values | {"updated_at": updated_at, "task_no": task_no, "bytes_max": PAGE_BYTES_MAX}

@@ -34,6 +34,14 @@ BATCH_BYTES: Final = 1 << 20
 INSERTED_PLACE: Final = PLACES_IN_RECORD // 2
 """Tasks that the archive does not know get places after those of the snapshot's last record."""
 
+_FREE_PLACE: Final = """
+    UPDATE bounds SET free_place = min(
+        free_place,
+        coalesce((SELECT min(settled_place) FROM a2a_tasks WHERE settled_place >= :first), free_place),
+        coalesce((SELECT min(settled_place) FROM aged_out WHERE settled_place >= :first), free_place)
+    )
+"""
+"""Moves `free_place` below the places that this or an earlier reconciliation gave to tasks whose end was lost."""
 _encode: Final = msgspec.json.Encoder().encode
 
 
@@ -60,6 +68,7 @@ def reconcile(db: sqlite3.Connection, expected: ExpectedArchive) -> int:
         _prepare(db, expected)
         _run(db, "reconcile_removal")
         _restore(db, expected)
+        db.execute(_FREE_PLACE, {"first": expected.snapshot_seq * PLACES_IN_RECORD + INSERTED_PLACE})
         _run(db, "reconcile_ended")
         db.execute("DELETE FROM rejects WHERE seq > ?", (expected.snapshot_seq,))
         rejected += _apply(db, expected.later)
@@ -70,8 +79,9 @@ def reconcile(db: sqlite3.Connection, expected: ExpectedArchive) -> int:
 
 
 def _prepare(db: sqlite3.Connection, expected: ExpectedArchive) -> None:
-    db.execute("CREATE TEMP TABLE bounds (after_place INTEGER, audit_index INTEGER)")
-    db.execute("INSERT INTO bounds VALUES (?, ?)", (_after_place(expected), expected.after.audit_head.index))
+    after_place = _after_place(expected)
+    db.execute("CREATE TEMP TABLE bounds (after_place INTEGER, free_place INTEGER, audit_index INTEGER)")
+    db.execute("INSERT INTO bounds VALUES (?, ?, ?)", (after_place, after_place, expected.after.audit_head.index))
     db.execute("CREATE TEMP TABLE known (task_id TEXT PRIMARY KEY, in_snapshot INTEGER NOT NULL) WITHOUT ROWID")
     before = expected.before.entries
     known = {task_id: task_id in before for task_id in (*expected.after.entries, *before)}
@@ -100,7 +110,7 @@ def _restore(db: sqlite3.Connection, expected: ExpectedArchive) -> None:
     """Gives every task of the snapshot its row of that time, whatever happened to it since."""
     after_place = _after_place(expected)
     inserted = expected.snapshot_seq * PLACES_IN_RECORD + INSERTED_PLACE
-    for task_id, entry in expected.before.entries.items():
+    for number, (task_id, entry) in enumerate(expected.before.entries.items(), 1):
         task_no = _number_of(db, task_id)
         if task_no is None:
             # A new place: an earlier reconciliation may have used some numbers.
@@ -109,7 +119,8 @@ def _restore(db: sqlite3.Connection, expected: ExpectedArchive) -> None:
             _insert(db, task_no, entry)
         db.execute("DELETE FROM handovers WHERE task_no = ? AND place >= ?", (task_no, after_place))
         _insert_lease(db, task_no, entry, after_place - 2)
-        db.execute(statement("reconcile_live"), {**_columns(entry), "task_no": task_no, "after_place": after_place})
+        places = {"after_place": after_place, "lost_place": after_place - number}
+        db.execute(statement("reconcile_live"), {**_columns(entry), "task_no": task_no, **places})
 
 
 def _number_of(db: sqlite3.Connection, task_id: TaskId) -> int | None:

@@ -113,12 +113,12 @@ class Rows:
         self.purged: list[tuple[int, str]] = []
         """Purged indexes, each with the hash at which the chain is then anchored."""
 
-    def updated(self, row: TaskRowUpdate, generation: int, kind: str, body: str | None) -> None:
+    def add_update(self, row: TaskRowUpdate, generation: int, kind: str, body: str | None) -> None:
         row.generation = generation
         self.updates.append((row.task_no, generation, kind, self.ts_ms, body))
 
-    def handed(self, row: TaskRowUpdate, how: str, lease: str | None, reason: str | None) -> None:
-        self.handovers.append((row.task_no, self.place, how, self.ts_ms, lease, reason))
+    def add_handover(self, row: TaskRowUpdate, event: str, lease: str | None, reason: str | None) -> None:
+        self.handovers.append((row.task_no, self.place, event, self.ts_ms, lease, reason))
 
 
 # The decoded parts of a line.
@@ -128,7 +128,7 @@ class _Idempotency(msgspec.Struct, frozen=True, gc=False):
     key: str
 
 
-class RememberedRequest(msgspec.Struct, frozen=True, gc=False):
+class RequestFields(msgspec.Struct, frozen=True, gc=False):
     sender: AgentId
     recipient: AgentId
     tenant: str | None = None
@@ -154,7 +154,7 @@ class _AuditRow(msgspec.Struct, frozen=True, gc=False):
     timestamp_ms: int
 
 
-decode_request: Final = msgspec.json.Decoder(RememberedRequest).decode
+decode_request: Final = msgspec.json.Decoder(RequestFields).decode
 _lease: Final = msgspec.json.Decoder(Lease).decode
 _kind: Final = msgspec.json.Decoder(_Kind).decode
 decode_audit_row: Final = msgspec.json.Decoder(_AuditRow).decode
@@ -175,7 +175,7 @@ class EventRow(msgspec.Struct, frozen=True, gc=False, tag_field="type"):
 
 
 class TaskEventRow(EventRow, frozen=True, gc=False):
-    move: ClassVar[Callable[[Any, TaskRowUpdate, Rows], None]]
+    apply: ClassVar[Callable[[Any, TaskRowUpdate, Rows], None]]
     task_id: str
 
 
@@ -194,7 +194,7 @@ class _TaskFollowed(TaskStartRow, frozen=True, gc=False, tag="task_followed"):
 
 
 class _TaskPromoted(TaskEventRow, frozen=True, gc=False, tag="task_promoted"):
-    def move(self, row: TaskRowUpdate, rows: Rows, /) -> None:
+    def apply(self, row: TaskRowUpdate, rows: Rows, /) -> None:
         row.queue(rows.place)
 
 
@@ -202,7 +202,7 @@ class _TaskLeased(TaskEventRow, frozen=True, gc=False, tag="task_leased"):
     lease: Raw
     generation: int = 0
 
-    def move(self, row: TaskRowUpdate, rows: Rows, /) -> None:
+    def apply(self, row: TaskRowUpdate, rows: Rows, /) -> None:
         lease = _lease(self.lease)
         row.ledger_state = LEASED
         row.interrupted = 0
@@ -215,49 +215,49 @@ class _TaskLeased(TaskEventRow, frozen=True, gc=False, tag="task_leased"):
         row.node = lease.node
         row.boot = lease.boot
         if self.generation:
-            rows.updated(row, self.generation, "working", None)
-        rows.handed(row, "leased", text_of(self.lease), None)
+            rows.add_update(row, self.generation, "working", None)
+        rows.add_handover(row, "leased", text_of(self.lease), None)
 
 
 class _LeaseRenewed(TaskEventRow, frozen=True, gc=False, tag="lease_renewed"):
     renewed_at_ms: int
 
-    def move(self, row: TaskRowUpdate, _: Rows, /) -> None:
+    def apply(self, row: TaskRowUpdate, _: Rows, /) -> None:
         row.ledger_state = LEASED
         row.interrupted = 0
         row.renewed_at_ms = self.renewed_at_ms
 
 
 class _ReturnedToQueue(TaskEventRow, frozen=True, gc=False):
-    how: ClassVar[str]
+    event: ClassVar[str]
     reason: Raw
 
-    def move(self, row: TaskRowUpdate, rows: Rows, /) -> None:
+    def apply(self, row: TaskRowUpdate, rows: Rows, /) -> None:
         row.queue(rows.place)
         row.interrupted = 0
-        rows.handed(row, self.how, None, _text_or_none(self.reason))
+        rows.add_handover(row, self.event, None, _text_or_none(self.reason))
 
 
 class _LeaseReleased(_ReturnedToQueue, frozen=True, gc=False, tag="lease_released"):
-    how: ClassVar[str] = "released"
+    event: ClassVar[str] = "released"
     undelivered: bool = False
     untouched: bool = False
 
-    def move(self, row: TaskRowUpdate, rows: Rows, /) -> None:
+    def apply(self, row: TaskRowUpdate, rows: Rows, /) -> None:
         # The caller never got the lease: the task keeps its place in the queue.
         place = row.place if self.undelivered else rows.place
-        super().move(row, rows)
+        super().apply(row, rows)
         row.place = place
         if self.untouched:
             row.forget_lease()
 
 
 class _TaskRequeued(_ReturnedToQueue, frozen=True, gc=False, tag="task_requeued"):
-    how: ClassVar[str] = "requeued"
+    event: ClassVar[str] = "requeued"
 
 
 class _LeaseInterrupted(TaskEventRow, frozen=True, gc=False, tag="lease_interrupted"):
-    def move(self, row: TaskRowUpdate, _: Rows, /) -> None:
+    def apply(self, row: TaskRowUpdate, _: Rows, /) -> None:
         row.ledger_state = LEASED
         row.interrupted = 1
 
@@ -266,9 +266,9 @@ class _TaskUpdated(TaskEventRow, frozen=True, gc=False, tag="task_updated"):
     generation: int
     update: Raw
 
-    def move(self, row: TaskRowUpdate, rows: Rows, /) -> None:
+    def apply(self, row: TaskRowUpdate, rows: Rows, /) -> None:
         row.ledger_state = LEASED
-        rows.updated(row, self.generation, _kind(self.update).type, text_of(self.update))
+        rows.add_update(row, self.generation, _kind(self.update).type, text_of(self.update))
 
 
 class _TaskParked(TaskEventRow, frozen=True, gc=False, tag="task_parked"):
@@ -276,18 +276,18 @@ class _TaskParked(TaskEventRow, frozen=True, gc=False, tag="task_parked"):
     interruption: str
     update: Raw
 
-    def move(self, row: TaskRowUpdate, rows: Rows, /) -> None:
+    def apply(self, row: TaskRowUpdate, rows: Rows, /) -> None:
         row.ledger_state = PARKED
         row.interruption = self.interruption
-        rows.updated(row, self.generation, "parked", text_of(self.update))
-        rows.handed(row, "parked", None, None)
+        rows.add_update(row, self.generation, "parked", text_of(self.update))
+        rows.add_handover(row, "parked", None, None)
 
 
 class _TaskSuspended(TaskEventRow, frozen=True, gc=False, tag="task_suspended"):
     generation: int = 0
     update: Raw = _NULL
 
-    def move(self, row: TaskRowUpdate, rows: Rows, /) -> None:
+    def apply(self, row: TaskRowUpdate, rows: Rows, /) -> None:
         row.ledger_state = PARKED
         row.interrupted = 0
         row.interruption = None
@@ -295,28 +295,28 @@ class _TaskSuspended(TaskEventRow, frozen=True, gc=False, tag="task_suspended"):
             kind = _kind(self.update)
             if kind.type == "status" and kind.state != "working":  # a question
                 row.interruption = kind.state
-                rows.updated(row, self.generation, "parked", text_of(self.update))
+                rows.add_update(row, self.generation, "parked", text_of(self.update))
             else:
-                rows.updated(row, self.generation, kind.type, text_of(self.update))
-        rows.handed(row, "suspended", None, None)
+                rows.add_update(row, self.generation, kind.type, text_of(self.update))
+        rows.add_handover(row, "suspended", None, None)
 
 
 class _TaskResumed(TaskEventRow, frozen=True, gc=False, tag="task_resumed"):
     generation: int = 0
     update: Raw = _NULL
 
-    def move(self, row: TaskRowUpdate, rows: Rows, /) -> None:
+    def apply(self, row: TaskRowUpdate, rows: Rows, /) -> None:
         row.queue(rows.place)
         row.interruption = None
         if self.generation:
-            rows.updated(row, self.generation, _kind(self.update).type, text_of(self.update))
-        rows.handed(row, "resumed", None, None)
+            rows.add_update(row, self.generation, _kind(self.update).type, text_of(self.update))
+        rows.add_handover(row, "resumed", None, None)
 
 
 class _Signaled(TaskEventRow, frozen=True, gc=False):
     """Sets only the time of the last change: the state stays the same, and watchers see nothing."""
 
-    def move(self, row: TaskRowUpdate, rows: Rows, /) -> None:
+    def apply(self, row: TaskRowUpdate, rows: Rows, /) -> None:
         pass
 
 
@@ -332,10 +332,10 @@ class _TaskContinued(TaskEventRow, frozen=True, gc=False, tag="task_continued"):
     generation: int
     message: Raw
 
-    def move(self, row: TaskRowUpdate, rows: Rows, /) -> None:
+    def apply(self, row: TaskRowUpdate, rows: Rows, /) -> None:
         row.next_turn(rows.place)
-        rows.updated(row, self.generation, "continued", text_of(self.message))
-        rows.handed(row, "continued", None, None)
+        rows.add_update(row, self.generation, "continued", text_of(self.message))
+        rows.add_handover(row, "continued", None, None)
 
 
 class _MessageKept(TaskEventRow, frozen=True, gc=False, tag="message_kept"):
@@ -344,20 +344,20 @@ class _MessageKept(TaskEventRow, frozen=True, gc=False, tag="message_kept"):
     generation: int
     message: Raw
 
-    def move(self, row: TaskRowUpdate, rows: Rows, /) -> None:
-        rows.updated(row, self.generation, "continued", text_of(self.message))
+    def apply(self, row: TaskRowUpdate, rows: Rows, /) -> None:
+        rows.add_update(row, self.generation, "continued", text_of(self.message))
 
 
 class _TurnEnded(TaskEventRow, frozen=True, gc=False, tag="turn_ended"):
     reply: Raw = _NULL
     generation: int = 0
 
-    def move(self, row: TaskRowUpdate, rows: Rows, /) -> None:
+    def apply(self, row: TaskRowUpdate, rows: Rows, /) -> None:
         row.next_turn(rows.place)
         row.interrupted = 0
         if self.generation:
-            rows.updated(row, self.generation, "message", _text_or_none(self.reply))
-        rows.handed(row, "continued", None, None)
+            rows.add_update(row, self.generation, "message", _text_or_none(self.reply))
+        rows.add_handover(row, "continued", None, None)
 
 
 class _Ends(TaskEventRow, frozen=True, gc=False):
@@ -368,7 +368,7 @@ class _Ends(TaskEventRow, frozen=True, gc=False):
     generation: int
     reason: Raw = _NULL
 
-    def move(self, row: TaskRowUpdate, rows: Rows, /) -> None:
+    def apply(self, row: TaskRowUpdate, rows: Rows, /) -> None:
         row.ledger_state = self.state
         row.interrupted = 0
         row.interruption = None
@@ -376,8 +376,8 @@ class _Ends(TaskEventRow, frozen=True, gc=False):
         row.ending = self.ending
         row.cause = self.cause
         row.result = text_of(self.result)
-        rows.updated(row, self.generation, "settled", None)
-        rows.handed(row, "settled", None, _text_or_none(self.reason))
+        rows.add_update(row, self.generation, "settled", None)
+        rows.add_handover(row, "settled", None, _text_or_none(self.reason))
 
 
 class _TaskSettled(_Ends, frozen=True, gc=False, tag="task_settled"):
@@ -389,7 +389,7 @@ class _TaskClosed(_Ends, frozen=True, gc=False, tag="task_closed"):
 
 
 class _ResultDrained(TaskEventRow, frozen=True, gc=False, tag="result_drained"):
-    def move(self, row: TaskRowUpdate, _: Rows, /) -> None:
+    def apply(self, row: TaskRowUpdate, _: Rows, /) -> None:
         row.ledger_state = DRAINED
 
 
@@ -403,13 +403,13 @@ class ResultReturnedRow(TaskStartRow, frozen=True, gc=False, tag="result_returne
     cause: str
     generation: int
 
-    def move(self, row: TaskRowUpdate, rows: Rows, /) -> None:
+    def apply(self, row: TaskRowUpdate, rows: Rows, /) -> None:
         if row.settled_place is None:
             row.settled_place = rows.place
             row.ending, row.cause, row.result = self.ending, self.cause, text_of(self.result)
-            rows.updated(row, self.generation, "settled", None)
+            rows.add_update(row, self.generation, "settled", None)
         row.ledger_state = self.state
-        rows.handed(row, "returned", None, _text_or_none(self.reason))
+        rows.add_handover(row, "returned", None, _text_or_none(self.reason))
 
 
 class AuditedRow(EventRow, frozen=True, gc=False, tag="audited"):
@@ -424,7 +424,7 @@ class AuditPurgedRow(EventRow, frozen=True, gc=False, tag="audit_purged"):
     anchor_hash: str
 
 
-_OURS: Final = (
+_EVENT_ROWS: Final = (
     _TaskSent,
     _TaskFollowed,
     _TaskPromoted,
@@ -453,16 +453,16 @@ _OURS: Final = (
 
 def _events_without_rows() -> Iterable[Any]:
     """Events without rows in the archive: only their type is decoded."""
-    ours = {kind.__struct_config__.tag for kind in _OURS}
+    with_rows = {kind.__struct_config__.tag for kind in _EVENT_ROWS}
     for kind in get_args(AnyEvent):
         tag = kind.__struct_config__.tag
-        if tag not in ours:
+        if tag not in with_rows:
             yield msgspec.defstruct(kind.__name__, [], bases=(EventRow,), tag=tag, frozen=True, gc=False)
 
 
-def _any() -> Any:
-    union: Any = _OURS[0]
-    for kind in (*_OURS[1:], *_events_without_rows()):
+def _union() -> Any:
+    union: Any = _EVENT_ROWS[0]
+    for kind in (*_EVENT_ROWS[1:], *_events_without_rows()):
         union |= kind
     return union
 
@@ -473,6 +473,6 @@ class JournalLine(Protocol):
     events: Sequence[EventRow]
 
 
-_events: Any = list.__class_getitem__(_any())
+_events: Any = list.__class_getitem__(_union())
 _Line: Any = msgspec.defstruct("_Line", [("seq", int), ("ts_ms", int), ("events", _events)], gc=False)
 decode_lines: Final[Callable[[bytes], Sequence[JournalLine]]] = msgspec.json.Decoder(_Line).decode_lines

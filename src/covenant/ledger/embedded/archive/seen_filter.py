@@ -15,7 +15,6 @@ words are in the machine's byte order, which is part of the version.
 
 from __future__ import annotations
 
-import os
 import struct
 import sys
 from array import array
@@ -24,8 +23,6 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Final, Self
 from zlib import crc32
-
-from covenant.ledger.embedded.disk import open_owned, sync_dir
 
 FIRST_CAPACITY: Final = 262_144
 # Every wrong yes costs a read, and a caller that waits for one leaves the batch that it would have shared. When one
@@ -144,14 +141,3 @@ class SeenIds:
             seen._layers.append(_Layer(capacity, held, array("Q", bytes(content[offset : offset + size]))))
             offset += size
         return seen if offset == len(content) else None
-
-
-def save(path: Path, encoded: bytes) -> None:
-    """Replaces the file, wholly or not at all. Blocks on the disk."""
-    copy = path.with_suffix(".tmp")
-    with open(copy, "wb", opener=open_owned) as file:
-        file.write(encoded)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(copy, path)
-    sync_dir(path.parent)

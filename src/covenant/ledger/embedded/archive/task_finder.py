@@ -44,7 +44,7 @@ _PAGE: Final = statement("found_page")
 _PROBE: Final = statement("found_probe")
 _COUNT: Final = statement("found_count")
 _RUNNING: Final = statement("found_running")
-_NUMBERS: Final = statement("found_numbers")
+_NUMBERS: Final = statement("reference_numbers")
 _DETAILS: Final = statement("found_tasks")
 _found = msgspec.json.Decoder(tuple[FoundTask, ...]).decode
 IDS: Final = "ids"
@@ -213,21 +213,21 @@ def _columns(filters: Iterable[Filter], *others: str) -> str:
 def _walk(
     db: sqlite3.Connection, query: TaskQuery, filters: Sequence[Filter], values: dict[str, Any], after: Place | None
 ) -> Walk:
-    moment, way, sign = _MOMENTS[query.order], *(("ASC", ">") if query.ascending else ("DESC", "<"))
+    moment, direction, sign = _MOMENTS[query.order], *(("ASC", ">") if query.ascending else ("DESC", "<"))
     begin = "true"
     if after is not None:
         values["at_ms"], values["at_no"] = after.ms, after.no
         begin = f"t.{moment} {sign}= :at_ms AND (t.{moment} {sign} :at_ms OR t.task_no {sign} :at_no)"
-    few, count = _fewest(db, filters, values)
-    if few is not None and count <= FEW:
-        source, bounds, walked = few.source, few.bounds, [few]
+    narrowest, count = _fewest(db, filters, values)
+    if narrowest is not None and count <= FEW:
+        source, bounds, walked = narrowest.source, narrowest.bounds, [narrowest]
     else:
         source, walked = _in_order(query, filters)
         bounds = _all(walked)
     rest = [each for each in filters if each not in walked]
     whole = count <= FEW or not rest
     scan = TEXT_SCAN_MAX if query.text is not None else SCAN_MAX
-    shape = {"source": source, "bounds": bounds, "begin": begin, "moment": moment, "way": way}
+    shape = {"source": source, "bounds": bounds, "begin": begin, "moment": moment, "direction": direction}
     rows = _ROWS.format(columns=_columns(rest, "t.task_no", f"t.{moment}"), **shape)
     limits = {"scan": -1 if whole else scan, "skip": 0, "most": query.limit + 1}
     places = db.execute(_PAGE.format(rows=rows, rest=_all(rest), moment=moment), {**values, **limits}).fetchall()
@@ -253,7 +253,7 @@ def _fewest(db: sqlite3.Connection, filters: Sequence[Filter], values: dict[str,
 
 
 def _in_order(query: TaskQuery, filters: Sequence[Filter]) -> tuple[str, list[Filter]]:
-    """The index to walk when no filter leaves few, and the filters that bound the walk."""
+    """The index to walk when no filter leaves few tasks, and the filters that bound the walk."""
     if query.order == "moved":
         return _indexed("found_moved"), [each for each in filters if each.columns == ("updated_at",)]
     times = [each for each in filters if each.columns == ("created_at",)]
@@ -279,13 +279,13 @@ def _merged(query: TaskQuery, walks: Sequence[Walk]) -> tuple[list[int], Place |
 
 
 def _details(db: sqlite3.Connection, numbers: Sequence[int], here: Mapping[str, str]) -> tuple[FoundTask, ...]:
-    given = {
+    values = {
         "numbers": msgspec.json.encode(numbers).decode(),
         "chars": EXCERPT_CHARS,
         "name_chars": NAME_CHARS_MAX,
         **here,
     }
-    (found,) = db.execute(_DETAILS, given).fetchone()
+    (found,) = db.execute(_DETAILS, values).fetchone()
     return _found(found)
 
 

@@ -260,14 +260,14 @@ def pack_finished(rows: Rows, stored: Mapping[int, TaskParts | None]) -> tuple[l
             parts[handover[0]].handovers.append(handover[1:])
     packs: dict[int, bytes] = {}
     for number, row in ended.items():
-        each = parts[number]
-        each.updates = [update for _, update in sorted({update[0]: update for update in each.updates}.items())]
-        each.handovers = [given for _, given in sorted({given[0]: given for given in each.handovers}.items())]
-        each.result = row.result or each.result
-        data = pack(each)
-        if data is not None and each.result is not None:
+        task_parts = parts[number]
+        task_parts.updates = [part for _, part in sorted({part[0]: part for part in task_parts.updates}.items())]
+        task_parts.handovers = [part for _, part in sorted({part[0]: part for part in task_parts.handovers}.items())]
+        task_parts.result = row.result or task_parts.result
+        data = pack(task_parts)
+        if data is not None and task_parts.result is not None:
             packs[number] = data
-            row.result = error_of(each.result) or ("null" if number in stored else None)
+            row.result = error_of(task_parts.result) or ("null" if number in stored else None)
     rows.requests = [row for row in rows.requests if row[0] not in packs]
     rows.updates = [row for row in rows.updates if row[0] not in packs]
     rows.handovers = [row for row in rows.handovers if row[0] not in packs]

@@ -87,21 +87,22 @@ class _Batch:
                 future.set_exception(outcome_unknown())
 
 
-def _nobody(_seq: int = 0) -> None:
+def _ignore(_seq: int = 0) -> None:
     """The `on_durable` and `on_failure` of a journal without a follower."""
 
 
 class Journal:
     """Created on the loop that uses it. `read` and `cursor` are for one other thread, `drop_through` for any.
 
-    `on_durable(seq)` is called on the loop after each batch, `on_failure()` after the last; they must not raise.
+    Both callbacks run on the loop and must not raise: `on_durable(seq)` after each batch, `on_failure()` when the
+    writer fails.
     """
 
     def __init__(
         self, opened: OpenedJournal, *, durability: Durability = "fsync", segment_bytes: int = SEGMENT_BYTES
     ) -> None:
-        self.on_durable: Callable[[int], None] = _nobody
-        self.on_failure: Callable[[], None] = _nobody
+        self.on_durable: Callable[[int], None] = _ignore
+        self.on_failure: Callable[[], None] = _ignore
         self.failure: str | None = None
         self.last_seq = opened.end.seq
         self.durable_seq = opened.end.seq
@@ -112,15 +113,15 @@ class Journal:
         self._writer = SegmentWriter(opened.folder, opened.end, segment_bytes=segment_bytes, sync=self._syncs)
         self._reader = SegmentReader(opened.folder)
         self._pending = _Batch()
-        self._flying: _Batch | None = None
+        self._in_flight: _Batch | None = None
         self._scheduled = False
         self._gathered = 0
         self._gather_turns = 0
         self._closed = False
         self._batch_s = TRY_BATCH_S  # how long recent batches took; the first ones go to the thread
-        self._handed = 0  # batches handed to the thread since the loop last wrote one
+        self._thread_batches = 0  # batches handed to the thread since the loop last wrote one
         self._try_after = TRY_AFTER_BATCHES
-        self._held_s = 0.0
+        self._loop_held_s = 0.0
         self._alone_batches = 0
         self._loop = asyncio.get_running_loop()
         self._queue: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
@@ -139,7 +140,7 @@ class Journal:
         pending = self._pending
         pending.records.append((seq, ts_ms, events))
         pending.size += len(events)
-        if not self._scheduled and self._flying is None:
+        if not self._scheduled and self._in_flight is None:
             self._scheduled = True
             self._loop.call_soon(self._turn)
         return seq
@@ -157,15 +158,15 @@ class Journal:
             return None
         if target > self.last_seq:
             raise ValueError(f"record {target} was not appended yet")
-        if self._alone_batches and self.failure is None and self._flying is None and self._is_alone():
+        if self._alone_batches and self.failure is None and self._in_flight is None and self._is_alone():
             if self._is_quick():
                 self._write_here()
             if target <= self.durable_seq:
                 return None
         if self.failure is not None:
             raise outcome_unknown()
-        flying = self._flying
-        batch = flying if flying and flying.records and target <= flying.records[-1][0] else self._pending
+        in_flight = self._in_flight
+        batch = in_flight if in_flight and in_flight.records and target <= in_flight.records[-1][0] else self._pending
         future: asyncio.Future[None] = self._loop.create_future()
         batch.waiters.append(future)
         return future
@@ -191,7 +192,7 @@ class Journal:
         await asyncio.to_thread(self._thread.join)
         if self.failure is None:
             with suppress(OSError):  # opening recognises the reserved zeros
-                self._writer.give_back()
+                self._writer.cut_unused()
         self._writer.close()
 
     # For the archive and compaction, from their threads.
@@ -247,13 +248,13 @@ class Journal:
 
     def _schedule(self) -> None:
         """Schedules a flush one turn later, so that every caller that is ready now has appended by then."""
-        if not self._scheduled and self._flying is None:
+        if not self._scheduled and self._in_flight is None:
             self._scheduled = True
             self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
         self._scheduled = False
-        if self._flying is not None:
+        if self._in_flight is not None:
             return
         if self._gathers():
             self._schedule()
@@ -276,25 +277,25 @@ class Journal:
         if not batch.records and not batch.barriers:
             return
         self._alone_batches = self._alone_batches + 1 if len(batch.waiters) <= 1 else 0
-        self._held_s = 0.0
+        self._loop_held_s = 0.0
         # Without a waiting caller the loop does not sync: a stream's producer goes on appending. (A stream of 100
         # records, one a turn: 1,200 streams/s with the thread, 65 when the loop syncs each turn.)
         if batch.waiters and self._is_quick():
             self._write_here()
         else:
-            self._handed += 1
-            self._flying, self._pending = batch, _Batch()
+            self._thread_batches += 1
+            self._in_flight, self._pending = batch, _Batch()
             self._queue.put(batch)
 
     def _is_alone(self) -> bool:
-        return self._alone_batches >= ALONE_BATCHES and self._held_s < ALONE_HOLD_S
+        return self._alone_batches >= ALONE_BATCHES and self._loop_held_s < ALONE_HOLD_S
 
     def _is_quick(self) -> bool:
         pending, batch_s = self._pending, self._batch_s
         return (
             (
                 batch_s < INLINE_BATCH_S + INLINE_WAITER_S * len(pending.waiters)
-                or (self._handed >= self._try_after and batch_s < TRY_BATCH_S)
+                or (self._thread_batches >= self._try_after and batch_s < TRY_BATCH_S)
             )
             and pending.size < INLINE_BATCH_BYTES
             and not pending.barriers
@@ -308,22 +309,22 @@ class Journal:
         except Exception as error:  # noqa: BLE001  whatever it was, what the file holds is unknown
             self._fail(str(error) or repr(error), batch)
         else:
-            self._held_s += batch_s
-            if self._handed:
-                self._tried(batch, batch_s)
-            self._landed(batch, end, batch_s)
+            self._loop_held_s += batch_s
+            if self._thread_batches:
+                self._record_trial(batch, batch_s)
+            self._finish_batch(batch, end, batch_s)
 
-    def _tried(self, batch: _Batch, batch_s: float) -> None:
-        """Notes the time of a batch that the loop wrote after some of the thread's: the disk's time alone."""
-        self._handed = 0
+    def _record_trial(self, batch: _Batch, batch_s: float) -> None:
+        """Records the time of a batch that the loop wrote as a trial: the time of the disk alone."""
+        self._thread_batches = 0
         if batch_s < INLINE_BATCH_S + INLINE_WAITER_S * len(batch.waiters):
             self._batch_s = batch_s
             self._try_after = TRY_AFTER_BATCHES
         else:
             self._try_after = min(2 * self._try_after, TRY_AFTER_BATCHES_MAX)
 
-    def _landed(self, batch: _Batch, end: Cursor, batch_s: float) -> None:
-        self._flying = None
+    def _finish_batch(self, batch: _Batch, end: Cursor, batch_s: float) -> None:
+        self._in_flight = None
         if self.failure is not None:
             batch.refuse()
             return
@@ -342,10 +343,10 @@ class Journal:
                 self._batch_s += (batch_s - self._batch_s) * (0.25 if batch_s < self._batch_s else 0.125)
                 self.on_durable(end.seq)
         finally:
-            self._go_on()
+            self._write_pending()
 
-    def _go_on(self) -> None:
-        """Handles records appended during the flight: by the thread at once, or next turn with new ones."""
+    def _write_pending(self) -> None:
+        """Writes records that were appended meanwhile: in the thread at once, or with new ones in the next turn."""
         pending = self._pending
         if not pending.records and not pending.barriers:
             return
@@ -356,10 +357,10 @@ class Journal:
 
     def _fail(self, reason: str, batch: _Batch | None = None) -> None:
         self.failure = self.failure or reason
-        for refused in (batch, self._flying, self._pending):
+        for refused in (batch, self._in_flight, self._pending):
             if refused is not None:
                 refused.refuse()
-        self._flying, self._pending = None, _Batch()
+        self._in_flight, self._pending = None, _Batch()
         self.on_failure()
 
     def _barrier(self, *, seal: bool) -> asyncio.Future[int]:
@@ -394,7 +395,7 @@ class Journal:
                 except Exception as error:  # noqa: BLE001  whatever it was, waiting callers must hear of it
                     self._loop.call_soon_threadsafe(self._fail, str(error) or repr(error), batch)
                 else:
-                    self._loop.call_soon_threadsafe(self._landed, batch, end, batch_s)
+                    self._loop.call_soon_threadsafe(self._finish_batch, batch, end, batch_s)
             if self.failure is None and self._writer.synced_seq < self._writer.end.seq:
                 self._sync_at_close()
 
@@ -409,8 +410,8 @@ class MemoryJournal:
     """A journal without a file: a record is durable when it is appended, and kept until the reader is done with it."""
 
     def __init__(self) -> None:
-        self.on_durable: Callable[[int], None] = _nobody
-        self.on_failure: Callable[[], None] = _nobody
+        self.on_durable: Callable[[int], None] = _ignore
+        self.on_failure: Callable[[], None] = _ignore
         self.failure: str | None = None
         self.last_seq = 0
         self.durable_seq = 0

@@ -172,7 +172,7 @@ class SegmentWriter:
         else:
             self._reserved_size = self.end.offset + written
 
-    def give_back(self) -> None:
+    def cut_unused(self) -> None:
         """Cuts off reserved room that was not written."""
         if self._reserved_size > self.end.offset:
             os.ftruncate(self._fd, self.end.offset)
@@ -194,7 +194,7 @@ class SegmentWriter:
         if offset == 0:
             return self.end
         fault_points.point("journal.seal", self._fd, kept=self._synced_size)
-        self.give_back()
+        self.cut_unused()
         if FULL_SYNC is not None:
             datasync(self._fd)
         os.fsync(self._fd)  # also the truncation, not only the bytes

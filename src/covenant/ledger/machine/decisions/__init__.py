@@ -66,7 +66,7 @@ DECISIONS: Final[dict[type[Any], Callable[[DecisionContext, Any], Any]]] = {
     peer_commands.ReceiveFromPeer: peers.receive_from_peer,
     peer_commands.MoveOutbox: peers.move_outbox,
     identity_commands.PurgeAudit: identities.purge_audit,
-    identity_commands.WriteAuditRow: identities.note,
+    identity_commands.WriteAuditRow: identities.write_audit_row,
 }
 
 

@@ -33,14 +33,13 @@ from covenant.model.task_event import Wait
 
 LIVE_TASKS: Final = "live_task_limit"
 QUEUED_BYTES: Final = "queued_bytes_limit"
-RETRY_MS: Final = 1_000
 # Attribute access through an enum class runs a hook and takes fifty times as long as these names.
 _COMPLETED, _FAILED, _ERROR = Ending.COMPLETED, Ending.FAILED, ResultStatus.ERROR
 DEADLINE_MS_MAX: Final = 2**64 - 1
 """The largest number that JSON is decoded to. A database column that holds less stores its own maximum instead."""
 NOT_BEFORE_MS_MAX: Final = 10 * 366 * 86_400_000
-BUSY_RETRY_MS = 1_000
-ENDS: Final = {MAILBOX: TaskSettled}
+BUSY_RETRY_MS: Final = 1_000
+ENDING_EVENTS: Final = {MAILBOX: TaskSettled}
 """Only a mailbox sender drains its result; the results of other doors are read from the archive."""
 
 
@@ -60,7 +59,7 @@ def check_account(decide: DecisionContext, task: Task, tasks: int, size: int) ->
             OverLimit(
                 LIVE_TASKS,
                 f"{tasks_max} tasks that have not ended are the limit; send again when some have",
-                retry_after_ms=RETRY_MS,
+                retry_after_ms=BUSY_RETRY_MS,
             )
         )
     if bytes_max and account.size + size > bytes_max:
@@ -68,7 +67,7 @@ def check_account(decide: DecisionContext, task: Task, tasks: int, size: int) ->
             OverLimit(
                 QUEUED_BYTES,
                 f"the tasks that have not ended may have {bytes_max} bytes together; send again when some have ended",
-                retry_after_ms=RETRY_MS,
+                retry_after_ms=BUSY_RETRY_MS,
             )
         )
 
@@ -79,7 +78,7 @@ def accept(decide: DecisionContext, command: Accept) -> Accepted:
     if known is not None and (known.digest == command.digest or known.digest in command.former):
         # The digest covers the sender, so this is who sent it first. The answer is the same as then: it asks for no
         # capability and spends no use, or a lost reply to the last use of a grant could never be made good.
-        return _again(decide, task.id, known)
+        return _accepted_before(decide, task.id, known)
     if task.deadline_ms is not None and decide.has_passed(task.deadline_ms):
         raise decide.refuse(Invalid("deadline_past", "deadline_ms is already past; send it with a later one"))
     if task.deadline_ms is not None and task.deadline_ms > DEADLINE_MS_MAX:
@@ -199,7 +198,7 @@ def _start(decide: DecisionContext, task: Task, starter: Starter) -> LeasedTask:
     return LeasedTask(task, lease)
 
 
-def _again(decide: DecisionContext, task_id: TaskId, known: Entry | Archived) -> Accepted:
+def _accepted_before(decide: DecisionContext, task_id: TaskId, known: Entry | Archived) -> Accepted:
     leader = None
     if isinstance(known, Entry) and known.state is State.FOLLOWING and (key := known.cache_key):
         leader = decide.view.leader(key)
@@ -232,7 +231,7 @@ def _replay(decide: DecisionContext, command: Accept, cached: Cached) -> Accepte
     )
     _begin(decide, command, TaskSent(task.id, task, command.digest))
     decide.add(
-        ENDS.get(task.origin, TaskClosed)(
+        ENDING_EVENTS.get(task.origin, TaskClosed)(
             task.id,
             result,
             ending=ending_of(result),

@@ -76,7 +76,7 @@ def audit_repair(
     *,
     action: str,
     reason: str,
-    posture: Posture | None = None,
+    duplicate_risk: Posture | None = None,
 ) -> None:
     """`lease`: the task's lease that the repair ended."""
     decide.audit(
@@ -87,7 +87,7 @@ def audit_repair(
             "action": action,
             "reason": reason,
             "lease_id": lease.lease_id if lease is not None else None,
-            "duplicate_risk": posture,
+            "duplicate_risk": duplicate_risk,
             "attempt": lease.attempt if lease is not None else None,
         },
     )
@@ -292,7 +292,7 @@ def _refuse_scope(decide: DecisionContext, access: Access) -> None:
     for action in access.actions:
         for grant in decide.view.grants(access.caller.pubkey, action):
             if grant.live(decide.expiry_ms):
-                pinned.update(name for name in PINS if getattr(grant.pins, name) not in (None, _given(access, name)))
+                pinned.update(name for name in PINS if getattr(grant.pins, name) not in (None, _value_of(access, name)))
     reason = f"{' or '.join(sorted(pinned))} does not match capability scope"
     decide.audit(
         access.caller,
@@ -308,6 +308,6 @@ def _refuse_scope(decide: DecisionContext, access: Access) -> None:
     )
 
 
-def _given(access: Access, pin: str) -> str | None:
-    given: str | None = getattr(access, "peer" if pin == "peer_pubkey_b58" else pin)
-    return given
+def _value_of(access: Access, pin: str) -> str | None:
+    value: str | None = getattr(access, "peer" if pin == "peer_pubkey_b58" else pin)
+    return value

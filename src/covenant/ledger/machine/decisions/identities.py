@@ -49,6 +49,8 @@ from covenant.model.grant import Grant, Identity
 from covenant.model.ids import AgentId
 from covenant.model.tenants import DEFAULT, SchedulePause, Tenant, TenantRemoval, schedule_key
 
+replace = msgspec.structs.replace
+
 PAUSES_MAX: Final = 1_000
 RESUMED_KEPT_MS: Final = CATCH_UP_S_MAX * 1000
 """Once a pause has been over for this long, no schedule catches up to a time within it."""
@@ -97,14 +99,14 @@ def revoke_identity(decide: DecisionContext, command: RevokeIdentity) -> Identit
             "token_prefix": identity.token_prefix,
         },
     )
-    return msgspec.structs.replace(identity, revoked_at_ms=decide.now_ms)
+    return replace(identity, revoked_at_ms=decide.now_ms)
 
 
 def rotate_token(decide: DecisionContext, command: RotateToken) -> Identity:
     old = _identity(decide, command.token_sha256)
     if old.revoked_at_ms is not None:
         raise decide.refuse(Conflict("identity_revoked", "this token was revoked; enroll the identity anew"))
-    new = msgspec.structs.replace(
+    new = replace(
         old,
         token_sha256=command.new_token_sha256,
         token_prefix=command.new_token_prefix,
@@ -193,7 +195,7 @@ def purge_audit(decide: DecisionContext, command: PurgeAudit) -> int:
     return command.count
 
 
-def note(decide: DecisionContext, command: WriteAuditRow) -> None:
+def write_audit_row(decide: DecisionContext, command: WriteAuditRow) -> None:
     authorize(decide, command.access)
     decide.audit(command.by, command.row)
 
@@ -203,9 +205,6 @@ def _identity(decide: DecisionContext, token_sha256: str) -> Identity:
     if identity is None:
         raise decide.refuse(NotFound("unknown_identity", "no identity has this token"))
     return identity
-
-
-replace = msgspec.structs.replace
 
 
 def add_tenant(decide: DecisionContext, command: AddTenant) -> Tenant:

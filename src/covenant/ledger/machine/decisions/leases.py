@@ -227,7 +227,6 @@ def _add_update(
 
 def advance(decide: DecisionContext, command: Advance) -> Advanced:
     entry, result = held(decide, command), command.result
-    # Checked before any event is added: events of a refusal are kept, since they are audit rows.
     updates = _normalise_all(decide, entry, command)
     generation = entry.generation
     for update in updates:
@@ -296,7 +295,7 @@ def continue_(decide: DecisionContext, command: Continue) -> Reported:
     if entry.ending is not None:
         raise decide.refuse(takes_no_more(command.task_id, entry.ending))
     assert isinstance(entry, Entry)
-    for message_id, generation in entry.said:
+    for message_id, generation in entry.recent_ids:
         if message_id == command.message_id or message_id in command.former:
             return Reported(generation, duplicate=True)
         if command.key is not None and message_id.startswith(command.key):

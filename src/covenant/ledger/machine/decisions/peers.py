@@ -55,7 +55,7 @@ BUSY_RETRY_MS = 60_000
 OFFER = "delegation_offer"
 ISSUED_MAX = 32
 """The most tokens of a peer that are remembered; a token is reused while it is valid, so there are few."""
-HEARD: Final = ("epoch", "told_epoch", "told_id", "end", "void_before_ms", "former")
+_LEARNED_FIELDS: Final = ("epoch", "told_epoch", "told_id", "end", "void_before_ms", "former")
 
 
 def add_peer(decide: DecisionContext, command: AddPeer) -> Peer:
@@ -147,7 +147,7 @@ def learn_peer(decide: DecisionContext, command: LearnPeer) -> Peer:
         learned["capabilities"] = command.capabilities
     if command.conflict is not None:
         learned["conflict"] = command.conflict or None
-    learned |= {name: value for name in HEARD if (value := getattr(command, name)) is not msgspec.UNSET}
+    learned |= {name: value for name in _LEARNED_FIELDS if (value := getattr(command, name)) is not msgspec.UNSET}
     if command.issued is not None:
         good = [token for token in peer.issued if token.until_ms > decide.now_ms]
         learned["issued"] = (*good[-(ISSUED_MAX - 1) :], command.issued)
@@ -158,7 +158,7 @@ def learn_peer(decide: DecisionContext, command: LearnPeer) -> Peer:
             "challenge": None,
             "verified_at_ms": decide.now_ms,
             # A peer that was verified before and is only a peer now was lowered by an operator: that stands.
-            "trust": max(peer.trust, Trust.VERIFIED, key=_rank) if peer.verified_at_ms is None else peer.trust,
+            "trust": Trust.VERIFIED if peer.trust is Trust.PEER and peer.verified_at_ms is None else peer.trust,
         }
     elif command.challenge is not None:
         learned["challenge"] = command.challenge
@@ -169,10 +169,6 @@ def learn_peer(decide: DecisionContext, command: LearnPeer) -> Peer:
     if changed.trust is not peer.trust:
         decide.audit(command.by, {"type": "peer_verified", "peer": peer.id, "name": peer.name})
     return changed
-
-
-def _rank(trust: Trust) -> int:
-    return tuple(Trust).index(trust)
 
 
 def succeed_peer(decide: DecisionContext, command: SucceedPeer) -> Peer:
@@ -221,10 +217,10 @@ def send_to_peer(decide: DecisionContext, command: SendToPeer) -> DelegationMove
         decide.add(DelegationDropped(command.replaces))
     before = record or _begun(decide, command.begin)
     state = record.state if record is not None else None
-    happenings, messages = command.happenings, command.messages
+    transitions, messages = command.transitions, command.messages
     if record is not None and command.withdraws and _withdraw(decide, record, command):
-        happenings, messages = tuple("withdraw" if each == "cancel" else each for each in happenings), ()
-    after = _moved(decide, before, state, happenings, command.changes)
+        transitions, messages = tuple("withdraw" if each == "cancel" else each for each in transitions), ()
+    after = _moved(decide, before, state, transitions, command.changes)
     return _put_messages(decide, after, messages, command.by)
 
 
@@ -293,7 +289,7 @@ def receive_from_peer(decide: DecisionContext, command: ReceiveFromPeer) -> Rece
     if accepted is not None and accepted.duplicate:
         return ReceivedFromPeer(known=True)
     state = record.state if record is not None else None
-    after = _moved(decide, before, state, command.happenings, command.changes)
+    after = _moved(decide, before, state, command.transitions, command.changes)
     leased = accepted.leased if accepted is not None else None
     return ReceivedFromPeer(moved=_put_messages(decide, after, command.messages, command.by), leased=leased)
 
@@ -320,19 +316,19 @@ def _moved(
     decide: DecisionContext,
     before: Delegation,
     state: DelegationState | None,
-    happenings: tuple[str, ...],
+    transitions: tuple[str, ...],
     changes: DelegationChanges,
 ) -> Delegation:
-    for happening in happenings:
+    for transition in transitions:
         try:
-            state = move(before.role, state, happening)
+            state = move(before.role, state, transition)
         except Conflict as conflict:
             raise decide.refuse(conflict) from None
     assert state is not None, "the first thing that happens to a delegation begins it"
     learned = {
         name: value for name in changes.__struct_fields__ if (value := getattr(changes, name)) is not msgspec.UNSET
     }
-    if "accept" in happenings and 0 < before.doubted == before.answered:
+    if "accept" in transitions and 0 < before.doubted == before.answered:
         # The restored provider has got the offer, and all answers before the offer that it did not have. If it still
         # asks, its ledger has lost the answer.
         learned |= {"answered": 0, "doubted": 0}

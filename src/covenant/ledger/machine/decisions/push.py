@@ -11,7 +11,8 @@ from covenant.ledger.machine.view import Archived
 from covenant.model.a2a_requests import PushConfig
 from covenant.model.errors import NotFound, OverLimit
 from covenant.model.ids import AgentId, TaskId
-from covenant.model.push import Push, tenant_of
+from covenant.model.push import Push
+from covenant.model.tenants import host_of
 
 replace = msgspec.structs.replace
 
@@ -52,7 +53,7 @@ def check_room(decide: DecisionContext, task_id: TaskId, recipient: AgentId) -> 
         )
     # One tenant may have half of them, so that others find room.
     of_tenant_most = max(min(all_most, 1), all_most // 2)
-    if view.push_count() >= all_most or view.push_count_of(tenant_of(recipient)) >= of_tenant_most:
+    if view.push_count() >= all_most or view.push_count_of(host_of(recipient.display)) >= of_tenant_most:
         raise decide.refuse(
             OverLimit(
                 "too_many_pushes",

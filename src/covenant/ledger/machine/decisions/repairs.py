@@ -62,7 +62,7 @@ def repair(decide: DecisionContext, command: Repair) -> RepairOutcome:
                 lease,
                 command.by,
                 reason=command.reason,
-                posture=wanted.duplicate_risk,
+                duplicate_risk=wanted.duplicate_risk,
                 action="requeue",
             )
             return RepairOutcome(
@@ -102,10 +102,17 @@ def _check_lease(decide: DecisionContext, task_id: TaskId, expected: LeaseId | N
 
 
 def _requeue(
-    decide: DecisionContext, task_id: TaskId, lease: Lease, by: AgentId, *, reason: str, posture: Posture, action: str
+    decide: DecisionContext,
+    task_id: TaskId,
+    lease: Lease,
+    by: AgentId,
+    *,
+    reason: str,
+    duplicate_risk: Posture,
+    action: str,
 ) -> None:
-    decide.add(TaskRequeued(task_id, lease.lease_id, reason, posture, lease.attempt))
-    audit_repair(decide, task_id, lease, by, action=action, reason=reason, posture=posture)
+    decide.add(TaskRequeued(task_id, lease.lease_id, reason, duplicate_risk, lease.attempt))
+    audit_repair(decide, task_id, lease, by, action=action, reason=reason, duplicate_risk=duplicate_risk)
 
 
 def judge(entry: Entry, policy: RetryPolicy, now_ms: int, ages: Ages = STEADY) -> SkipReason | None:
@@ -186,7 +193,7 @@ def _retry(decide: DecisionContext, command: RetryStale, entry: Entry) -> Requeu
             lease,
             command.by,
             reason=AUTO_REQUEUE_REASON,
-            posture=Posture.IDEMPOTENT,
+            duplicate_risk=Posture.IDEMPOTENT,
             action="auto_requeue",
         )
     return Requeued(

@@ -21,7 +21,7 @@ from covenant.ledger.machine.commands import (
     Sweep,
     Swept,
 )
-from covenant.ledger.machine.decisions.acceptance import ENDS, ending_of
+from covenant.ledger.machine.decisions.acceptance import ENDING_EVENTS, ending_of
 from covenant.ledger.machine.decisions.context import (
     CommandRefused,
     DecisionContext,
@@ -199,13 +199,13 @@ def end(
     Returns the stored result: one that is not the holder's own has the holder's usage.
     """
     if cause is not _RESULT:
-        if (used := decide.view.used(entry.task.id)) is not None:
+        if (used := decide.view.usage_so_far(entry.task.id)) is not None:
             result = msgspec.structs.replace(result, metadata=used)
         generation = close_text(decide, entry, entry.generation if generation is None else generation)
     key = entry.cache_key if entry.task.idempotency is not None else None
     shared = key is not None and cause is _RESULT
     decide.add(
-        ENDS.get(entry.task.origin, TaskClosed)(
+        ENDING_EVENTS.get(entry.task.origin, TaskClosed)(
             entry.task.id,
             result,
             ending,
@@ -228,7 +228,7 @@ def end(
         follower_entry = decide.view.entry(follower)
         assert follower_entry is not None
         decide.add(
-            ENDS.get(follower_entry.task.origin, TaskClosed)(
+            ENDING_EVENTS.get(follower_entry.task.origin, TaskClosed)(
                 follower,
                 msgspec.structs.replace(result, task_id=follower),
                 ending,
@@ -378,5 +378,13 @@ def sweep(decide: DecisionContext, command: Sweep) -> Swept:
     for push in idle:
         decide.add(PushDropped(push.task_id, push.id))
     more = bool(due) or max(len(forgotten), len(idle), len(uncached)) >= command.count
-    ended_count = len(forgotten), len(uncached)
-    return Swept(tuple(expired), tuple(timed_out), *ended_count, more, len(idle), tuple(interrupted), woken)
+    return Swept(
+        expired=tuple(expired),
+        timed_out=tuple(timed_out),
+        forgotten=len(forgotten),
+        uncached=len(uncached),
+        more=more,
+        pushes=len(idle),
+        interrupted=tuple(interrupted),
+        woken=woken,
+    )

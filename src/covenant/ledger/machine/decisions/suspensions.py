@@ -28,18 +28,18 @@ WAIT_MS_MAX: Final = 10 * 366 * 86_400_000
 
 def suspend(decide: DecisionContext, entry: Entry, command: Advance, wait: Wait, generation: int) -> Advanced:
     """Ends the lease with a wait; or, if the signal has already arrived, returns it, and the turn goes on."""
-    if any(each.for_ms is not None and not 0 <= each.for_ms <= WAIT_MS_MAX for each in wait.each):
+    if any(each.for_ms is not None and not 0 <= each.for_ms <= WAIT_MS_MAX for each in wait.all_waits):
         raise decide.refuse(Invalid("invalid_wait", "a wait must be at most ten years"))
     if len(wait.others) >= WAITS_MAX or any(each.others or each.asks or not each.step for each in wait.others):
         raise decide.refuse(
             Invalid("invalid_wait", f"at most {WAITS_MAX} steps may wait at once, and only one of them may ask")
         )
     task_id, lease_id = command.task_id, command.lease_id
-    for each in wait.each:
+    for each in wait.all_waits:
         signal = next((kept for kept in entry.signals if kept.name == each.signal), None)
         if signal is not None:
             decide.add(SignalTaken(task_id, signal.id))
-            decide.add(TaskUpdated(task_id, lease_id, generation + 1, _come(entry, each, signal.value)))
+            decide.add(TaskUpdated(task_id, lease_id, generation + 1, _step_outcome(entry, each, signal.value)))
             return Advanced(generation + 1, signal=signal)
     if wait.asks is not None and (command.status is None or not wait.step):
         raise decide.refuse(Invalid("invalid_wait", "a wait for an answer needs a step and a question"))
@@ -61,11 +61,11 @@ def resume(decide: DecisionContext, entry: Entry) -> None:
         decide.add(TaskResumed(entry.task.id))
         return
     ended = wait.first(decide.now_ms, decide.ages)
-    come = _come(entry, ended, None, timed_out=ended.kind != "sleep")
-    decide.add(TaskResumed(entry.task.id, entry.generation + 1, come))
+    outcome = _step_outcome(entry, ended, None, timed_out=ended.kind != "sleep")
+    decide.add(TaskResumed(entry.task.id, entry.generation + 1, outcome))
 
 
-def _come(entry: Entry, wait: Wait, value: Any, *, timed_out: bool = False) -> StepUpdate:
+def _step_outcome(entry: Entry, wait: Wait, value: Any, *, timed_out: bool = False) -> StepUpdate:
     return StepUpdate(wait.name, wait.step, entry.turn, wait.kind, value, timed_out=timed_out)
 
 
@@ -98,7 +98,7 @@ def answer(decide: DecisionContext, entry: Entry, wait: Wait, command: Continue)
         result["text"] = "\n".join(part.text for part in parts if isinstance(part, Text))
     generation = entry.generation + 1
     decide.add(MessageKept(task_id, generation, command.message, command.message_id, answers=True))
-    decide.add(TaskResumed(task_id, generation + 1, _come(entry, wait, result)))
+    decide.add(TaskResumed(task_id, generation + 1, _step_outcome(entry, wait, result)))
     return Reported(generation + 1)
 
 
@@ -109,7 +109,7 @@ def send_signal(decide: DecisionContext, command: SignalTask) -> Reported:
     if entry.ending is not None:
         raise decide.refuse(takes_no_more(command.task_id, entry.ending))
     assert isinstance(entry, Entry)
-    for mark, generation in entry.said:
+    for mark, generation in entry.recent_ids:
         if mark == SIGNAL_MARK + signal.id:
             return Reported(generation, duplicate=True)
     if entry.state is FOLLOWING:
@@ -118,10 +118,10 @@ def send_signal(decide: DecisionContext, command: SignalTask) -> Reported:
                 "following", f"task {command.task_id} follows another task with the same work, and gets its result"
             )
         )
-    waiting = entry.wait.each if entry.wait is not None else ()
+    waiting = entry.wait.all_waits if entry.wait is not None else ()
     if (wait := next((each for each in waiting if each.signal == signal.name), None)) is not None:
         generation = entry.generation + 1
-        decide.add(TaskResumed(command.task_id, generation, _come(entry, wait, signal.value), signal.id))
+        decide.add(TaskResumed(command.task_id, generation, _step_outcome(entry, wait, signal.value), signal.id))
         return Reported(generation)
     check_account(decide, entry.task, 0, weigh_signal(signal))
     if len(entry.signals) >= decide.view.limits.messages_kept_max:

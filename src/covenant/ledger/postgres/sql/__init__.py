@@ -19,8 +19,8 @@ class Statement:
         numbers = {name: f"${number}" for number, name in enumerate(self.names, 1)}
         self.text = _VALUE.sub(lambda found: numbers[found[1]], text)
 
-    def values(self, given: dict[str, Any]) -> list[Any]:
-        return [given[name] for name in self.names]
+    def values(self, values: dict[str, Any]) -> list[Any]:
+        return [values[name] for name in self.names]
 
 
 @cache

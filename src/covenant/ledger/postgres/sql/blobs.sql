@@ -1,3 +1,6 @@
+-- Blobs, their references and their uploads. An upload that began at 0 is condemned: its bytes are dropped, and it is not
+-- published.
+
 -- :begin
 INSERT INTO blob_upload (begun_at_ms) VALUES (extract(epoch FROM clock_timestamp()) * 1000) RETURNING id
 
@@ -7,7 +10,13 @@ INSERT INTO blob_chunk (upload_id, no, body) VALUES (:upload_id, :no, :body)
 -- :forget
 DELETE FROM blob_upload WHERE id = :upload_id
 
--- :condemn
+-- :lock_upload
+SELECT id FROM blob_upload WHERE id = :upload_id AND begun_at_ms > 0 FOR UPDATE
+
+-- :condemn_upload
+UPDATE blob_upload SET begun_at_ms = 0 WHERE id = :upload_id RETURNING id
+
+-- :condemned_upload
 INSERT INTO blob_upload (id, begun_at_ms) OVERRIDING SYSTEM VALUE VALUES (:upload_id, 0)
 
 -- :lock_space
@@ -74,8 +83,11 @@ RETURNING size, upload_id
 -- :drop_chunks
 DELETE FROM blob_chunk WHERE upload_id = :upload_id
 
--- :stale_uploads
-SELECT id FROM blob_upload WHERE begun_at_ms < :before_ms LIMIT 1000
+-- :condemn_stale_uploads
+UPDATE blob_upload SET begun_at_ms = 0 WHERE id IN (
+    SELECT id FROM blob_upload WHERE begun_at_ms < :before_ms LIMIT 1000 FOR UPDATE SKIP LOCKED
+)
+RETURNING id
 
 -- :erase
 WITH gone AS (DELETE FROM blob WHERE space = :space RETURNING upload_id)

@@ -4,14 +4,14 @@
 SELECT x.no, x.moment, x.size FROM (
     {walks}
 ) AS x
-ORDER BY x.moment {way}, x.no {way}
+ORDER BY x.moment {direction}, x.no {direction}
 LIMIT :count
 
 -- :walk
 (
-    SELECT no, {moment} AS moment, size FROM {kept}
+    SELECT no, {moment} AS moment, size FROM {table}
     WHERE {conditions}
-    ORDER BY {moment} {way}, no {way} LIMIT :count
+    ORDER BY {moment} {direction}, no {direction} LIMIT :count
 )
 
 -- :total
@@ -20,7 +20,7 @@ SELECT count(*) FROM (
 ) AS x
 
 -- :counted
-(SELECT no FROM {kept} WHERE {conditions} LIMIT :count)
+(SELECT no FROM {table} WHERE {conditions} LIMIT :count)
 
 -- :with_text
 SELECT e.no FROM events AS e
@@ -28,7 +28,7 @@ WHERE
     e.no = ANY(:nos::bigint[]) AND e.n = 1
     AND strpos(translate(readable(e.body) #>> '{task,intent_text}', :upper, :lower), :folded) > 0
 
--- :begun_so
+-- :with_prefix
 SELECT i.no FROM ids AS i WHERE i.task_id ~>=~ :id_from AND i.task_id ~<~ :id_to LIMIT :count
 
 -- :rows

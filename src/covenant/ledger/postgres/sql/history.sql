@@ -10,6 +10,11 @@ WHERE i.task_id = :task_id
 -- :parties
 SELECT e.body FROM ids AS i JOIN events AS e ON e.no = i.no AND e.n = 1 WHERE i.task_id = :task_id
 
+-- :tenants_of
+SELECT i.task_id, coalesce(l.tenant, t.tenant) AS tenant FROM ids AS i
+LEFT JOIN live AS l ON l.no = i.no LEFT JOIN tasks AS t ON t.no = i.no
+WHERE i.task_id = ANY(:task_ids::text[]) AND (l.no IS NOT NULL OR t.no IS NOT NULL)
+
 -- :finished
 SELECT NOT EXISTS (
     SELECT FROM ids AS i JOIN live AS l ON l.no = i.no WHERE i.task_id = :task_id AND l.state <> 'settled'
@@ -220,7 +225,7 @@ LIMIT :count
 
 -- :page_walk
 (
-    SELECT no, updated_at_ms FROM {kept}
+    SELECT no, updated_at_ms FROM {table}
     WHERE tenant IS NOT NULL AND recipient = :recipient AND (updated_at_ms, no) < (:updated_at_ms, :no) {filters}
     ORDER BY updated_at_ms DESC, no DESC LIMIT :count
 )
@@ -231,7 +236,7 @@ SELECT sum(x.n)::bigint FROM (
 ) AS x
 
 -- :page_total_walk
-(SELECT count(*) AS n FROM {kept} WHERE tenant IS NOT NULL AND recipient = :recipient {filters})
+(SELECT count(*) AS n FROM {table} WHERE tenant IS NOT NULL AND recipient = :recipient {filters})
 
 -- :page_sizes
 SELECT no, sum(length(body)) AS size FROM events
@@ -348,7 +353,7 @@ WITH held AS (
 looked AS (
     SELECT no, created_at_ms, updated_at_ms, sum(size) OVER (ORDER BY no) AS passed, size FROM (
         SELECT no, created_at_ms, updated_at_ms, size FROM tasks
-        WHERE {whose} AND no > :after
+        WHERE {condition} AND no > :after
         ORDER BY no
         LIMIT :count
     ) AS t

@@ -57,7 +57,7 @@ SELECT s.name, s.node FROM singletons AS s JOIN nodes AS n ON n.node = s.node AN
 -- :release
 DELETE FROM singletons WHERE name = any(:names::text[]) AND node = :node AND boot = :boot
 
--- :standing
+-- :own_run
 -- A node that was lost and then forgotten has only its fenced writer.
 SELECT
     coalesce(n.boot, w.boot) AS boot, n.started_ms, coalesce(n.lost_at_ms, w.lost_at_ms) AS lost_at_ms, r.restored_at_ms
@@ -222,13 +222,13 @@ SELECT body FROM register_rows WHERE kind = 'identity' AND body IS NOT NULL
 SELECT name, body FROM secrets
 
 -- :secret
-SELECT body FROM secrets WHERE name = :kept_as
+SELECT body FROM secrets WHERE name = :name
 
 -- :keep_secret
-INSERT INTO secrets (name, body) VALUES (:kept_as, :body) ON CONFLICT (name) DO NOTHING
+INSERT INTO secrets (name, body) VALUES (:name, :body) ON CONFLICT (name) DO NOTHING
 
 -- :replace_secret
-WITH s AS (UPDATE secrets SET body = :body WHERE name = :kept_as AND body = :before RETURNING name, body),
+WITH s AS (UPDATE secrets SET body = :body WHERE name = :name AND body = :before RETURNING name, body),
 
 v AS (UPDATE registers AS r SET version = r.version + 1 FROM s RETURNING r.version),
 
@@ -256,7 +256,7 @@ WHERE n.writer = o.writer AND n.seq = o.seq
 -- :forget_messages
 DELETE FROM messages WHERE place < (SELECT min(place) FROM (SELECT place FROM messages ORDER BY place DESC LIMIT :kept) AS m)
 
--- :tell
+-- :notify
 SELECT pg_notify('covenant_news', :writer)
 
 -- :operating

@@ -2,7 +2,7 @@
 
 -- :ids
 SELECT task_id FROM tasks
-WHERE {whose} AND no > :after
+WHERE {condition} AND no > :after
 ORDER BY no
 LIMIT :count
 

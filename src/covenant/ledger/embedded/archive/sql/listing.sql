@@ -1,7 +1,7 @@
 -- A page of an agent's tasks, by their last change, newest first, each with its steps and the number of the next one.
 -- The page ends when it has the requested length, or the largest size.
 WITH RECURSIVE
-told (place, updated_at, task_no, next_no, steps, before) AS (
+listed (place, updated_at, task_no, next_no, steps, before) AS (
     SELECT
         0, 0, 0,
         (
@@ -15,7 +15,7 @@ told (place, updated_at, task_no, next_no, steps, before) AS (
         '', 0
     UNION ALL
     SELECT
-        told.place + 1,
+        listed.place + 1,
         p.updated_at,
         p.task_no,
         (
@@ -51,13 +51,13 @@ told (place, updated_at, task_no, next_no, steps, before) AS (
                 WHERE task_no = p.task_no AND (:artifacts OR kind <> 'artifact')
             )
         ),
-        told.before + length(told.steps)
-    FROM told CROSS JOIN a2a_tasks AS p ON p.task_no = told.next_no
-    WHERE told.place < :limit AND told.before + length(told.steps) < :bytes_max
+        listed.before + length(listed.steps)
+    FROM listed CROSS JOIN a2a_tasks AS p ON p.task_no = listed.next_no
+    WHERE listed.place < :limit AND listed.before + length(listed.steps) < :bytes_max
 )
 
 SELECT
     json_group_array(
         json_object('updated_at', updated_at, 'task_no', task_no, 'next_no', next_no, 'steps', json(steps))
     )
-FROM (SELECT * FROM told WHERE place > 0 ORDER BY place)
+FROM (SELECT * FROM listed WHERE place > 0 ORDER BY place)

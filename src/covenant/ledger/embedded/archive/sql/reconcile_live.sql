@@ -1,4 +1,5 @@
--- A task of the snapshot, as it was then. The places where it was queued and ended follow from its handovers.
+-- A task of the snapshot, as it was then. The places where it was queued and ended follow from its handovers; the place
+-- of an end that the archive lacks is :lost_place.
 UPDATE a2a_tasks SET
     task_id = :task_id,
     updated_at = :updated_at,
@@ -25,7 +26,7 @@ UPDATE a2a_tasks SET
                 SELECT max(h.place) FROM handovers AS h
                 WHERE h.task_no = a2a_tasks.task_no AND h.place < :after_place AND h.event = 'settled'
             ),
-            :after_place - 1
+            :lost_place
         )
     ),
     generation = :generation,

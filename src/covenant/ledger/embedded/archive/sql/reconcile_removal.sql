@@ -1,6 +1,6 @@
 -- Removes rows that the archive must not hold, given `known` (the ids that the state has): tasks that the journal has
--- from their beginning, since they are applied again, and tasks that began after record :through, have not ended, and
--- are unknown to the state. Ended tasks stay, whatever the journal has lost: their history is nowhere else.
+-- from their beginning, since they are applied again, and tasks that began after the snapshot, have not ended, and are
+-- unknown to the state. Ended tasks stay, whatever the journal has lost: their history is nowhere else.
 CREATE TEMP TABLE removed AS
 SELECT i.task_no, k.task_id, 1 AS known
 FROM known AS k CROSS JOIN ids_new AS i ON i.task_id = k.task_id

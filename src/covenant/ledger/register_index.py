@@ -1,10 +1,10 @@
-"""Registers in memory: identities, grants, tenants, stored agents, push configurations and the audit's head."""
+"""Indexes in memory: push configurations; and identities, grants, tenants, stored agents and the audit's head."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterator, Sequence
-from typing import Final
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -34,12 +34,19 @@ from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.clock_steps import Ages
 from covenant.model.grant import GENESIS, AuditHead, Grant, Identity
 from covenant.model.ids import AgentId, PublicKey, TaskId
-from covenant.model.push import Push, tenant_of
+from covenant.model.push import Push
 from covenant.model.settings import Limits
 from covenant.model.tenants import Tenant, host_of
 
+R = TypeVar("R", Identity, Grant)
+
 LINGER_MS: Final = 600_000
 """How long the configuration of an ended task that has nothing left to deliver can still be read by its owner."""
+
+
+def idle_at_ms(push: Push, moved_at_ms: int, limits: Limits) -> int:
+    """When the configuration of an ended task is dropped if nothing more happens to it."""
+    return moved_at_ms + (LINGER_MS if push.done else limits.retention_ms)
 
 
 class PushIndex:
@@ -54,7 +61,7 @@ class PushIndex:
         self._push_counts: dict[str, int] = {}
         """The number of configurations by tenant."""
         self._idle: list[tuple[int, TaskId, str]] = []
-        """One entry for each configuration of an ended task, with the earliest time at which it may be idle."""
+        """A heap with one entry for each configuration of an ended task: the earliest time at which it may be idle."""
 
     def apply_push(self, event: PushEvent, ts_ms: int) -> None:
         match event:
@@ -83,7 +90,7 @@ class PushIndex:
         else:
             self.pushes_dead[push.task_id, push.id] = None
         if push.ended is not None and (old is None or old.ended is None):
-            heapq.heappush(self._idle, (self._idle_at_ms(push, push.moved_at_ms), push.task_id, push.id))
+            heapq.heappush(self._idle, (idle_at_ms(push, push.moved_at_ms, self.limits), push.task_id, push.id))
 
     def end_pushes(self, task_id: TaskId, generation: int) -> None:
         for push in tuple(self.pushes_by_task[task_id].values()):
@@ -103,11 +110,11 @@ class PushIndex:
         return self._push_counts.get(tenant, 0)
 
     def _count(self, push: Push, change: int) -> None:
-        tenant = tenant_of(push.recipient)
+        tenant = host_of(push.recipient.display)
         self._push_count += change
-        left = self._push_counts.pop(tenant, 0) + change
-        if left:
-            self._push_counts[tenant] = left
+        count = self._push_counts.pop(tenant, 0) + change
+        if count:
+            self._push_counts[tenant] = count
 
     def all_pushes(self) -> Iterator[Push]:
         return (push for of_task in self.pushes_by_task.values() for push in of_task.values())
@@ -120,23 +127,20 @@ class PushIndex:
             push = self.push(task_id, push_id)
             if push is None or push.ended is None:
                 continue
-            # The push or the clock may have moved since: then it is looked at again later. Another event drops it.
+            # The push or the clock may have moved since: then the push comes later. An event drops an idle push.
             moved_at_ms = ages.moment_ms(push.moved_at_ms, now_ms)
-            back[task_id, push_id] = idle_at_ms = self._idle_at_ms(push, moved_at_ms)
-            if idle_at_ms <= now_ms:
+            back[task_id, push_id] = at_ms = idle_at_ms(push, moved_at_ms, self.limits)
+            if at_ms <= now_ms:
                 found[task_id, push_id] = push
-        for (task_id, push_id), idle_at_ms in back.items():
-            heapq.heappush(self._idle, (idle_at_ms, task_id, push_id))
+        for (task_id, push_id), at_ms in back.items():
+            heapq.heappush(self._idle, (at_ms, task_id, push_id))
         return tuple(found.values())
-
-    def _idle_at_ms(self, push: Push, moved_at_ms: int) -> int:
-        return moved_at_ms + (LINGER_MS if push.done else self.limits.retention_ms)
 
 
 replace = msgspec.structs.replace
 
 
-class Registries:
+class RegisterIndex:
     def __init__(self) -> None:
         self.audit_head = GENESIS
         self.audit_anchor = GENESIS
@@ -151,7 +155,7 @@ class Registries:
         """By tenant and id, oldest of a tenant first."""
         self._live: dict[str, Identity] = {}
         """Live identities by display, and by key: each display and key has at most one."""
-        self._granted: dict[tuple[PublicKey, str], tuple[Grant, ...]] = {}
+        self._grants_by_subject: dict[tuple[PublicKey, str], tuple[Grant, ...]] = {}
 
     def register(self, event: AnyEvent) -> None:
         match event:
@@ -159,23 +163,21 @@ class Registries:
                 self.audit_head = AuditHead(index, chain_hash)
             case GrantUsed(signature):
                 grant = self.grants_by_signature[signature]
-                self._put_grant(replace(grant, used=grant.used + 1))
+                self.put_grant(replace(grant, used=grant.used + 1))
             case GrantMade(grant):
-                self._put_grant(grant)
+                self.put_grant(grant)
             case GrantRevoked(signature, revoked_at_ms):
-                self._put_grant(replace(self.grants_by_signature[signature], revoked_at_ms=revoked_at_ms))
+                self.put_grant(replace(self.grants_by_signature[signature], revoked_at_ms=revoked_at_ms))
             case GrantsPurged(before_ms):
-                for grant in list(self.grants_by_signature.values()):
-                    if _ended_before(grant.revoked_at_ms, before_ms):
-                        self._drop_grant(grant)
+                for grant in revoked_before(self.grants_by_signature.values(), before_ms):
+                    self._drop_grant(grant)
             case IdentityEnrolled(identity):
                 self.put_identity(identity)
             case IdentityRevoked(token_sha256, revoked_at_ms):
                 self.put_identity(replace(self.identities_by_token[token_sha256], revoked_at_ms=revoked_at_ms))
             case IdentitiesPurged(before_ms):
-                for identity in list(self.identities_by_token.values()):
-                    if _ended_before(identity.revoked_at_ms, before_ms):
-                        del self.identities_by_token[identity.token_sha256]
+                for identity in revoked_before(self.identities_by_token.values(), before_ms):
+                    del self.identities_by_token[identity.token_sha256]
             case TenantPut(tenant):
                 self.put_tenant(tenant)
             case TenantErased(name, keys):
@@ -189,7 +191,7 @@ class Registries:
             case AuditPurged(through, anchor_hash):
                 self.audit_anchor = AuditHead(through, anchor_hash)
             case _:
-                raise AssertionError(f"no registry takes {event}")
+                raise AssertionError(f"no register takes {event}")
 
     def put_identity(self, identity: Identity) -> None:
         self.identities_by_token[identity.token_sha256] = identity
@@ -219,7 +221,7 @@ class Registries:
 
     def grants_at(self, host: str, keys: Collection[str]) -> Sequence[Grant]:
         """Grants whose subject's display ends in this host, or that allow an action with such an agent."""
-        return [each for each in self.grants_by_signature.values() if is_at(each, host, keys)]
+        return [each for each in self.grants_by_signature.values() if concerns_host(each, host, keys)]
 
     def _erase_tenant(self, name: str, keys: Collection[str]) -> None:
         self.stored_agents.pop(name, None)
@@ -239,26 +241,23 @@ class Registries:
         self.stored_agents.setdefault(agent.tenant, {})[agent.id] = agent
 
     def put_grant(self, grant: Grant) -> None:
-        self._put_grant(grant)
-
-    def _put_grant(self, grant: Grant) -> None:
         self._drop_grant(grant)
         self.grants_by_signature[grant.signature_b58] = grant
         key = (grant.subject.pubkey, grant.action)
-        self._granted[key] = (*self._granted.get(key, ()), grant)
+        self._grants_by_subject[key] = (*self._grants_by_subject.get(key, ()), grant)
 
     def _drop_grant(self, grant: Grant) -> None:
         if self.grants_by_signature.pop(grant.signature_b58, None) is None:
             return
         key = (grant.subject.pubkey, grant.action)
-        rest = tuple(other for other in self._granted[key] if other.signature_b58 != grant.signature_b58)
+        rest = tuple(other for other in self._grants_by_subject[key] if other.signature_b58 != grant.signature_b58)
         if rest:
-            self._granted[key] = rest
+            self._grants_by_subject[key] = rest
         else:
-            del self._granted[key]
+            del self._grants_by_subject[key]
 
     def grants(self, subject: PublicKey, action: str) -> Sequence[Grant]:
-        return self._granted.get((subject, action), ())
+        return self._grants_by_subject.get((subject, action), ())
 
     def grant(self, signature_b58: str) -> Grant | None:
         return self.grants_by_signature.get(signature_b58)
@@ -288,18 +287,18 @@ class Registries:
         return len(self.stored_agents.get(tenant, ()))
 
     def identities_revoked_before(self, before_ms: int) -> int:
-        return sum(_ended_before(i.revoked_at_ms, before_ms) for i in self.identities_by_token.values())
+        return len(revoked_before(self.identities_by_token.values(), before_ms))
 
     def grants_revoked_before(self, before_ms: int) -> int:
-        return sum(_ended_before(g.revoked_at_ms, before_ms) for g in self.grants_by_signature.values())
+        return len(revoked_before(self.grants_by_signature.values(), before_ms))
 
 
-def is_at(grant: Grant, host: str, keys: Collection[str]) -> bool:
+def concerns_host(grant: Grant, host: str, keys: Collection[str]) -> bool:
     """Whether a grant's subject is at this host, or its action names an agent there, by display or key."""
     return host in (host_of(grant.subject.display), grant.action.partition("@")[2]) or any(
         key in keys for key in (grant.subject.pubkey, grant.action.rpartition(".")[2])
     )
 
 
-def _ended_before(revoked_at_ms: int | None, before_ms: int) -> bool:
-    return revoked_at_ms is not None and revoked_at_ms < before_ms
+def revoked_before(items: Iterable[R], before_ms: int) -> list[R]:
+    return [each for each in items if each.revoked_at_ms is not None and each.revoked_at_ms < before_ms]

@@ -1,4 +1,0 @@
--- The numbers under which tasks refer to a context: as a task's id, and as a name.
-SELECT
-    (SELECT 2 * i.task_no FROM ids AS i WHERE i.task_id = :context_id),
-    (SELECT 2 * i.task_no + 1 FROM ids AS i WHERE i.task_id = CAST('@' || :context_id AS BLOB))
