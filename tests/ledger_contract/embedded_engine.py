@@ -37,6 +37,7 @@ class EmbeddedEngine:
         self._body_bytes_on_disk = body_bytes_on_disk
         self._boots = 0
         self._homes = 0
+        self.node = NODE
         self._limits: Limits | None = None
         self._open: list[Ledger] = []
 
@@ -50,7 +51,7 @@ class EmbeddedEngine:
             clock=self.clock,
             limits=limits,
             segment_bytes=self._segment_bytes,
-            node=NODE,
+            node=self.node,
             boot=f"boot-{self._boots}",
         )
         self._open.append(ledger)

@@ -45,3 +45,16 @@ async def test_lost_holders_are_counted_as_they_come_and_go(engine: EmbeddedEngi
     await driver.ledger.compact()
     driver = LedgerDriver(await engine.close_and_reopen(driver.ledger), engine.clock)
     assert await lost(driver) == 3
+
+
+async def test_the_holders_of_a_run_under_another_name_are_lost(engine: EmbeddedEngine) -> None:
+    """A machine was renamed, a home was copied to another one, or a container began under another random name."""
+    driver = LedgerDriver(await engine.open(), engine.clock)
+    for number in (1, 2):
+        await driver.taken_here(make_task(number))
+    await driver.taken(make_task(3))  # a worker on another machine: it may come back
+    engine.node = "renamed"
+    driver = LedgerDriver(await engine.crash_and_reopen(driver.ledger), engine.clock)
+    assert await lost(driver) == 2
+    shown = [await driver.ledger.show(task_id(number), None, 10) for number in (1, 2, 3)]
+    assert [each.holder_lost for each in shown if each is not None] == [True, True, False]

@@ -337,7 +337,7 @@ async def open_ledger(
             lock,
             journal=Journal(opened, durability=durability, segment_bytes=segment_bytes),
             archive=archive,
-            history=History(archive.path, node=node, boot=boot),
+            history=History(archive.path, boot=boot),
             seen=SeenIds.load(home / SEEN) or SeenIds(),
             archive_process=archive_process and durability == "fsync",
             shipped=shipped,
@@ -433,7 +433,7 @@ async def memory_ledger(
     new_id = new_id or uuid_source()
     boot = boot or new_id()
     archive = Archive()
-    storage = MemoryStorage(MemoryJournal(), archive, History(archive.path, node=node, boot=boot), SeenIds())
+    storage = MemoryStorage(MemoryJournal(), archive, History(archive.path, boot=boot), SeenIds())
     ledger_clock = Clock(clock, monotonic_ms or clock, pause_ms=clock_pause_ms)
     return EmbeddedLedger(
         LedgerState(limits or Limits()), storage, node=node, boot=boot, clock=ledger_clock, new_id=new_id

@@ -18,7 +18,7 @@ from covenant.ledger.machine.events import ResultDrained, TaskContinued, TaskPar
 from covenant.model.errors import Damaged
 from covenant.model.task import DuplicateSafety, Idempotency
 from covenant.model.task_event import Interruption, MessageUpdate, StatusUpdate
-from tests.ledger.embedded.recorded import ALICE, BOB, BOOT, NODE, Recorded, lease_id, leased, sent, settled, task_id
+from tests.ledger.embedded.recorded import ALICE, BOB, BOOT, Recorded, lease_id, leased, sent, settled, task_id
 
 LAYOUTS = Path(__file__).parent / "layouts"
 KEPT = ("a2a_tasks", "requests", "updates", "handovers", "audit", "meta")
@@ -133,7 +133,7 @@ async def test_an_archive_of_an_earlier_layout_keeps_its_rows_and_goes_on(tmp_pa
             for db in (today, opened):
                 take_in(db, recorded)
             assert rows(opened, *KEPT, *MADE) == rows(today, *KEPT, *MADE)
-        histories = [History(tmp_path / name, node=NODE, boot=BOOT) for name in ("today.db", "old.db")]
+        histories = [History(tmp_path / name, boot=BOOT) for name in ("today.db", "old.db")]
         shown = [[await history.show(task_id(each), None, 10) for each in (1, 2, 3, 100)] for history in histories]
         trees = [await history.tree(task_id(3), None) for history in histories]
         for history in histories:
@@ -150,7 +150,7 @@ async def test_finished_tasks_of_an_earlier_layout_are_packed_a_few_at_a_time_an
     path, finished = tmp_path / "archive.db", [task_id(number) for number in range(3, 40, 4)]
     with closing(open_writer(path, lasting=True)) as db:
         take_in(db, course())
-        history = History(path, node=NODE, boot=BOOT)
+        history = History(path, boot=BOOT)
         before = [await history.show(name, None, 10) for name in finished]
         after_no: int | None = 0
         batches = 0

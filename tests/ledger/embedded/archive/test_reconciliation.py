@@ -16,7 +16,7 @@ from covenant.ledger.embedded.archive.reconciliation import ExpectedArchive, rec
 from covenant.ledger.embedded.state import LedgerState
 from covenant.model.ids import TaskId
 from covenant.model.settings import Limits
-from tests.ledger.embedded.recorded import BOOT, NODE, Recorded, sent, settled, task_id
+from tests.ledger.embedded.recorded import BOOT, Recorded, sent, settled, task_id
 
 COUNT = 7
 
@@ -34,7 +34,7 @@ def db(path: Path) -> Iterator[sqlite3.Connection]:
 
 async def finished(path: Path) -> list[TaskId]:
     """As the filter of ids pages them."""
-    history, found, through = History(path, node=NODE, boot=BOOT), list[TaskId](), 0
+    history, found, through = History(path, boot=BOOT), list[TaskId](), 0
     while (page := await history.finished(through, 2))[0]:
         found += page[0]
         through = page[1]

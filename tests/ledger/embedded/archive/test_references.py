@@ -14,14 +14,14 @@ from covenant.ledger.embedded.archive.apply_batch import LiveRows, apply_lines
 from covenant.ledger.embedded.archive.archive_file import archived_seq_of, open_writer
 from covenant.ledger.embedded.archive.history import History
 from covenant.ledger.embedded.archive.sql import of_rows, statement
-from tests.ledger.embedded.recorded import ALICE, BOB, BOOT, CAROL, NODE, Recorded, leased, sent, settled, task_id
+from tests.ledger.embedded.recorded import ALICE, BOB, BOOT, CAROL, Recorded, leased, sent, settled, task_id
 
 
 class Archived:
     def __init__(self, path: Path, db: sqlite3.Connection) -> None:
         self.db = db
         self.recorded = Recorded()
-        self.history = History(path, node=NODE, boot=BOOT)
+        self.history = History(path, boot=BOOT)
         self._live = LiveRows()
 
     def add(self, number: int, **fields: object) -> None:

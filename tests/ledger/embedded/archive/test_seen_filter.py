@@ -17,7 +17,7 @@ from covenant.ledger.embedded.archive.archive_file import open_writer
 from covenant.ledger.embedded.archive.history import History
 from covenant.ledger.embedded.archive.seen_filter import SeenIds
 from covenant.ledger.embedded.disk import replace_private
-from tests.ledger.embedded.recorded import BOOT, NODE, Recorded, sent, settled, task_id
+from tests.ledger.embedded.recorded import BOOT, Recorded, sent, settled, task_id
 
 
 def ids(first: int, count: int) -> list[str]:
@@ -140,7 +140,7 @@ async def test_it_is_brought_up_from_the_archive_by_when_tasks_ended(tmp_path: P
     recorded = Recorded()
     archive = tmp_path / "archive.db"
     db = open_writer(archive, lasting=True)
-    history = History(archive, node=NODE, boot=BOOT)
+    history = History(archive, boot=BOOT)
     recorded.each([sent(1), sent(2), sent(3), settled(2, 2)])
     apply_lines(db, recorded.read_through(0, 4), 0)
     seen = SeenIds()

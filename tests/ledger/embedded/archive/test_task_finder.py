@@ -19,7 +19,7 @@ from covenant.ledger.embedded.archive.task_finder import find_tasks
 from covenant.ledger.machine.events import ResultDrained
 from covenant.ledger.machine.states import DRAINED, PARKED, QUEUED
 from covenant.model.task import Ending
-from tests.ledger.embedded.recorded import ALICE, BOB, BOOT, CAROL, NODE, Recorded, leased, sent, settled, task_id
+from tests.ledger.embedded.recorded import ALICE, BOB, BOOT, CAROL, Recorded, leased, sent, settled, task_id
 
 TASKS = 60
 
@@ -40,7 +40,7 @@ def path(tmp_path: Path) -> Path:
 
 def pages(path: Path, **query: Any) -> Iterator[FoundPage]:
     async def page(after: str) -> FoundPage:
-        history = History(path, node=NODE, boot=BOOT)
+        history = History(path, boot=BOOT)
         try:
             return await history.find(TaskQuery(after=after, **query))
         finally:
@@ -102,7 +102,7 @@ def test_a_count_is_exact_by_running_totals_and_otherwise_as_far_as_it_went(
 
 
 async def test_lanes_are_counted_from_what_is_written_with_each_batch(path: Path) -> None:
-    history = History(path, node=NODE, boot=BOOT)
+    history = History(path, boot=BOOT)
     counts = await history.count_lanes(TaskQuery())
     await history.close()
     assert counts.lanes == LaneCounts(done=60)
@@ -166,7 +166,7 @@ def test_no_filter_looks_through_the_table(
                 asked: list[str] = []
                 db.set_trace_callback(asked.append)
                 count = given not in USUAL
-                find_tasks(db, TaskQuery(order=order, after=at, count=count, **given), {"node": NODE, "boot": BOOT})
+                find_tasks(db, TaskQuery(order=order, after=at, count=count, **given), {"boot": BOOT})
                 db.set_trace_callback(None)
                 looked = [sql for sql in asked if "a2a_tasks" in sql]
                 assert looked or given.get("context") or given.get("parent")

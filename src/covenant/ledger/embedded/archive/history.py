@@ -70,7 +70,7 @@ TREE_BYTES_MAX: Final = 64 << 20
 # A role is the column that is compared with the viewer; each has its own index.
 _ANYONE: Final = ("true",)
 _ROLES: Final = ("recipient_pubkey = :viewer", "sender_pubkey = :viewer", "leased_to_pubkey = :viewer")
-_LOST: Final = "iif(interrupted OR (boot IS NOT NULL AND node = :node AND boot <> :boot), 0, 1)"
+_LOST: Final = "iif(interrupted OR boot <> :boot, 0, 1)"
 _STATES: Final = (
     {"state": LEASED, "rank": _LOST, "key": "touched_at_ms", "order": "rank, key, task_no"},
     {"state": QUEUED, "rank": "2", "key": "place", "order": "place"},
@@ -173,9 +173,9 @@ RECENT_RESULTS: Final = {
 class History:
     """Reads of the archive at `path`, which must exist. Methods run on the loop; `close` ends the threads."""
 
-    def __init__(self, path: Path, *, node: str, boot: str) -> None:
+    def __init__(self, path: Path, *, boot: str) -> None:
         self._path = path
-        self._here = {"node": node, "boot": boot}
+        self._here = {"boot": boot}
         self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="archive-reader")
         self._local = threading.local()
         self._opened: list[sqlite3.Connection] = []

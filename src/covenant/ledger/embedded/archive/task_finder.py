@@ -93,7 +93,7 @@ class Walk(NamedTuple):
 
 
 def find_tasks(db: sqlite3.Connection, query: TaskQuery, here: Mapping[str, str]) -> FoundPage:
-    """`here`: the node and its run, to recognise lost holders."""
+    """`here`: this run, to recognise lost holders."""
     after = place_after(query)
     values: dict[str, Any] = {**msgspec.structs.asdict(query), **here}
     with transaction(db, "BEGIN"):  # one snapshot for the page and the count

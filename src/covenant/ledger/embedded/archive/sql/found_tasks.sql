@@ -28,7 +28,7 @@ SELECT
             'holder_lost', json(
                 iif(
                     ledger_state = 'in_flight'
-                    AND (interrupted OR (boot IS NOT NULL AND node = :node AND boot <> :boot)),
+                    AND (interrupted OR boot <> :boot),
                     'true',
                     'false'
                 )

@@ -101,7 +101,7 @@ SELECT
         'holder_lost', json(
             iif(
                 t.ledger_state = 'in_flight'
-                AND (t.interrupted OR (t.boot IS NOT NULL AND t.node = :node AND t.boot <> :boot)),
+                AND (t.interrupted OR t.boot <> :boot),
                 'true',
                 'false'
             )

@@ -35,7 +35,7 @@ SELECT
             'a2a_state', state,
             'holder_lost', json(iif(
                 ledger_state = 'in_flight'
-                AND (interrupted OR (boot IS NOT NULL AND node = :node AND boot <> :boot)),
+                AND (interrupted OR boot <> :boot),
                 'true', 'false'
             )),
             'notes', json(json_extract(whole_result, '$.metadata')),
