@@ -24,6 +24,7 @@ from covenant.ledger.embedded.moved_mark import read_mark
 from covenant.ledger.embedded.open import open_ledger
 from covenant.ledger.machine.identity_commands import WriteAuditRow
 from covenant.ledger.postgres.open_postgres import DatabaseUnusable, open_blob_rows, open_postgres_ledger
+from covenant.ledger.postgres.postgres_ledger import PostgresLedger
 from covenant.ledger.transfer.database_contents import MOVED, NOT_MOVED
 from covenant.ledger.transfer.ledger_move import CannotMove, Mover
 from covenant.model.errors import HomeLocked, HomeUnusable, Unavailable
@@ -158,6 +159,26 @@ async def test_the_same_home_can_take_its_ledger_back(history: HomeHistory, url:
     assert (history.home / "moved-1" / "journal").is_dir(), "the old files are kept"
     ledger = await open_ledger(history.home, clock=history.clock, limits=LIMITS, node="here", boot="later")
     same(await told(ledger, tasks), before)
+    await ledger.close()
+
+
+async def test_a_moved_ledger_counts_on_so_that_no_peer_takes_it_for_an_older_copy(
+    history: HomeHistory, url: str
+) -> None:
+    ledger = await open_ledger(history.home, clock=history.clock, limits=LIMITS)
+    await ledger.durable()
+    in_home = ledger.durable_seq
+    await ledger.close()
+    await mover(history, url).move_in()
+    shared = await on_postgres(history, url)
+    assert isinstance(shared, PostgresLedger)
+    await shared.commit(WriteAuditRow(by=OPERATOR, row={"type": "noted there"}))
+    in_database = shared.committed_batches()
+    await shared.close()
+    assert in_database > in_home
+    await mover(history, url).move_out()
+    ledger = await open_ledger(history.home, clock=history.clock, limits=LIMITS)
+    assert ledger.durable_seq >= in_database
     await ledger.close()
 
 

@@ -59,6 +59,8 @@ class Contents(Protocol):
 
     state: LedgerState
     """The live tasks and the registers. Bodies of tasks may be missing."""
+    end: int
+    """How many records the ledger has, as peers know it: the target counts on from here."""
 
     def tasks(self) -> AsyncIterator[TaskRecord]:
         """All tasks, live and ended, oldest first."""

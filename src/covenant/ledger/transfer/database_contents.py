@@ -79,9 +79,10 @@ _message, _cache_key, _cached, _remembered = map(_decoder, (LoggedMessage, Cache
 
 
 class DatabaseContents(Contents):
-    def __init__(self, connection: asyncpg.Connection[Any], state: LedgerState) -> None:
+    def __init__(self, connection: asyncpg.Connection[Any], state: LedgerState, end: int) -> None:
         self._connection = connection
         self.state = state
+        self.end = end
 
     async def tasks(self) -> AsyncIterator[TaskRecord]:
         query = statement("transfer", "tasks")
@@ -157,7 +158,8 @@ async def read_database(connection: asyncpg.Connection[Any], limits: Limits) -> 
     rows = [(row, decode_entry(row)) for row in await _rows(connection, "live")]
     for _, entry in sorted(rows, key=_lane_place):
         state.restore(entry)
-    return DatabaseContents(connection, state)
+    end = await connection.fetchval(statement("transfer", "end").text)
+    return DatabaseContents(connection, state, end)
 
 
 def _lane_place(found: tuple[Row, Entry]) -> tuple[int, int, int]:

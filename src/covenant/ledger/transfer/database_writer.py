@@ -256,7 +256,8 @@ class DatabaseWriter:
         if not chains:
             return
         (found,) = chains
-        await self._run("writer", chain=chain, index=found.head.index, chain_hash=found.head.chain_hash)
+        head, end = found.head, self._contents.end
+        await self._run("writer", chain=chain, seq=end, index=head.index, chain_hash=head.chain_hash)
         mark = (found.anchor.index, found.anchor.chain_hash)
         columns = ("chain", "anchor_index", "anchor_hash", "verified_index", "verified_hash")
         await self._copy("audit_chains", columns, [(chain, *mark, *mark)])

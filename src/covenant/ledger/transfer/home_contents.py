@@ -58,7 +58,7 @@ class HomeContents(Contents):
         self._limits = limits
         self._db = sqlite3.connect(f"{(home / ARCHIVE_NAME).absolute().as_uri()}?mode=rw", uri=True)
         self._db.execute("PRAGMA query_only = true")
-        self.seq, self.state = self._read_state()
+        self.end, self.state = self._read_state()
 
     def _read_state(self) -> tuple[int, LedgerState]:
         state = LedgerState(self._limits)
@@ -186,9 +186,9 @@ async def write_home(folder: Path, contents: Contents) -> None:
 
 
 async def _write_archive(db: sqlite3.Connection, contents: Contents) -> int:
-    """Writes the archive. Returns the number of the last record that there would have been."""
+    """Writes the archive. Returns the number of its last record, which is no less than that of the source."""
     erased = [task_id async for task_id in contents.erased_ids()]
-    seq = 1 + len(erased) // PLACES_IN_RECORD
+    seq = max(1 + len(erased) // PLACES_IN_RECORD, contents.end)
     db.execute("BEGIN IMMEDIATE")
     db.executemany("INSERT INTO ids_old VALUES (?, ?)", [(each, at) for at, each in enumerate(erased, 1)])
     db.executemany("INSERT INTO aged_out VALUES (?, ?)", enumerate(erased, 1))

@@ -75,6 +75,9 @@ SELECT name, cached, leader FROM shared ORDER BY cached_place
 -- :requests
 SELECT verb, holder, request_id, given FROM requests ORDER BY place
 
+-- :end
+SELECT coalesce(sum(seq), 0)::bigint FROM writers
+
 -- :chains
 SELECT
     w.node AS chain, w.audit_index, w.audit_hash, coalesce(c.anchor_index, 0) AS anchor_index,
@@ -110,7 +113,7 @@ SELECT setval('task_numbers', :task_no), setval('places', :place)
 UPDATE registers SET version = 1
 
 -- :writer
-INSERT INTO writers (writer, node, boot, audit_index, audit_hash, lost_at_ms) VALUES (
-    nextval('writer_numbers'), :chain, 'moved', :index, :chain_hash,
+INSERT INTO writers (writer, node, boot, seq, audit_index, audit_hash, lost_at_ms) VALUES (
+    nextval('writer_numbers'), :chain, 'moved', :seq, :index, :chain_hash,
     (extract(epoch FROM clock_timestamp()) * 1000)::bigint
 )
