@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import asyncpg
@@ -18,6 +19,7 @@ import pytest
 from covenant.ledger.clock import uuid_source
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.contract.tasks import QueueQuery
+from covenant.ledger.embedded import fault_points
 from covenant.ledger.embedded.blob_folder import BlobFolder
 from covenant.ledger.embedded.fault_points import MOVE_POINTS
 from covenant.ledger.embedded.moved_mark import read_mark
@@ -305,6 +307,33 @@ async def test_a_move_that_is_killed_is_finished_by_the_next_one(history: HomeHi
     ledger = await open_ledger(history.home, clock=history.clock, limits=LIMITS, node="here", boot="later")
     same(await told(ledger, tasks), before)
     await ledger.close()
+
+
+@pytest.mark.parametrize("history", [True], indirect=True, ids=["compacted"])
+async def test_a_move_whose_connection_is_lost_says_why_and_what_to_do(history: HomeHistory, url: str) -> None:
+    def end_sessions(_: fault_points.FaultPoint) -> None:
+        thread = Thread(target=asyncio.run, args=(end_all_sessions(url),))
+        thread.start()
+        thread.join()
+
+    moves = {"move.written": mover(history, url).move_in, "move.commit": mover(history, url).move_out}
+    for point, move in moves.items():
+        plan = fault_points.Plan(point, end_sessions)
+        with fault_points.armed(plan), pytest.raises(DatabaseUnusable) as lost:
+            await move()
+        assert plan.fired
+        assert "(connection was closed in the middle of operation)" in str(lost.value)
+        assert str(lost.value).endswith("then run the same command again")
+        await move()
+
+
+async def end_all_sessions(url: str) -> None:
+    connection = await asyncpg.connect(url)
+    await connection.execute(
+        "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    )
+    await connection.close()
 
 
 async def test_an_audit_that_was_changed_is_not_moved(history: HomeHistory, url: str, tmp_path: Path) -> None:

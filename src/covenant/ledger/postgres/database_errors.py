@@ -118,6 +118,9 @@ _REPEAT: Final = "; the request can be repeated"
 
 def describe_trouble(error: BaseException) -> str:
     """The trouble of the database in words, and the fix."""
+    if isinstance(error, asyncpg.InterfaceError) and isinstance(error.__context__, UNAVAILABLE):
+        # A transaction cannot be left on a lost connection: why it was lost says more.
+        return describe_trouble(error.__context__)
     reason = str(error).partition("\n")[0] or type(error).__name__
     for kinds, what, fix in _CAUSES:
         if isinstance(error, kinds):

@@ -37,9 +37,9 @@ from covenant.ledger.embedded.moved_mark import (
 from covenant.ledger.embedded.open import SEEN, open_ledger
 from covenant.ledger.machine.identity_commands import WriteAuditRow
 from covenant.ledger.postgres.connections import CONNECT_S, SETTINGS, execute, fetch_rows, fetch_value
-from covenant.ledger.postgres.database_errors import UNAVAILABLE
+from covenant.ledger.postgres.database_errors import UNAVAILABLE, describe_trouble
 from covenant.ledger.postgres.migrations import check_durability, migrate
-from covenant.ledger.postgres.open_postgres import unusable
+from covenant.ledger.postgres.open_postgres import DatabaseUnusable, unusable
 from covenant.ledger.transfer.contents import Contents, Measure, check_chains, measure
 from covenant.ledger.transfer.database_contents import read_database
 from covenant.ledger.transfer.database_writer import DatabaseWriter, moved_chain
@@ -288,5 +288,7 @@ class Mover:
                 yield connection
             finally:
                 await connection.close()
-        except (*UNAVAILABLE, asyncpg.PostgresError, ValueError) as error:
+        except UNAVAILABLE as error:
+            raise DatabaseUnusable(f"{describe_trouble(error)}; then run the same command again") from error
+        except (asyncpg.PostgresError, ValueError) as error:
             raise unusable(error) from error
