@@ -35,6 +35,7 @@ from tests.daemon.home_history import LIMITS, HomeHistory, fill_home
 from tests.ledger_contract.blobs import QUOTA
 from tests.ledger_contract.postgres_server import Databases, at
 from tests.ledger_contract.samples import OPERATOR
+from tests.ledger_contract.transaction_pooler import pooler_before
 from tests.matrices import first_of
 from tests.waits import BOUND_S
 
@@ -325,6 +326,13 @@ async def test_a_move_whose_connection_is_lost_says_why_and_what_to_do(history: 
         assert "(connection was closed in the middle of operation)" in str(lost.value)
         assert str(lost.value).endswith("then run the same command again")
         await move()
+
+
+async def test_a_move_through_a_transaction_pooler_names_the_way(history: HomeHistory, url: str) -> None:
+    async with pooler_before(url, 2) as pooler:
+        with pytest.raises(DatabaseUnusable, match="name the database itself with --ledger"):
+            await mover(history, pooler.url).move_in()
+    await mover(history, url).move_in()
 
 
 async def end_all_sessions(url: str) -> None:

@@ -58,6 +58,12 @@ REFUSED: Final = (
 
 Conflicts are checked before these.
 """
+SESSIONLESS: Final = (
+    asyncpg.ProtocolViolationError,
+    asyncpg.DuplicatePreparedStatementError,
+    asyncpg.InvalidSQLStatementNameError,
+)
+"""Errors of a transaction pooler."""
 
 _CAUSES: Final = (
     (
@@ -82,11 +88,7 @@ _CAUSES: Final = (
         "put the database's name in ledger.url right, or bring the database back",
     ),
     (
-        (
-            asyncpg.ProtocolViolationError,
-            asyncpg.DuplicatePreparedStatementError,
-            asyncpg.InvalidSQLStatementNameError,
-        ),
+        SESSIONLESS,
         "keeps no session for this daemon",
         "set ledger.pooler = true if a transaction pooler stands before it",
     ),

@@ -37,7 +37,7 @@ from covenant.ledger.embedded.moved_mark import (
 from covenant.ledger.embedded.open import SEEN, open_ledger
 from covenant.ledger.machine.identity_commands import WriteAuditRow
 from covenant.ledger.postgres.connections import CONNECT_S, SETTINGS, execute, fetch_rows, fetch_value
-from covenant.ledger.postgres.database_errors import UNAVAILABLE, describe_trouble
+from covenant.ledger.postgres.database_errors import SESSIONLESS, UNAVAILABLE, describe_trouble
 from covenant.ledger.postgres.migrations import check_durability, migrate
 from covenant.ledger.postgres.open_postgres import DatabaseUnusable, unusable
 from covenant.ledger.transfer.contents import Contents, Measure, check_chains, measure
@@ -288,6 +288,9 @@ class Mover:
                 yield connection
             finally:
                 await connection.close()
+        except SESSIONLESS as error:
+            words = f"a transaction pooler stands before the database ({error}): name the database itself with --ledger"
+            raise DatabaseUnusable(words) from error
         except UNAVAILABLE as error:
             raise DatabaseUnusable(f"{describe_trouble(error)}; then run the same command again") from error
         except (asyncpg.PostgresError, ValueError) as error:
