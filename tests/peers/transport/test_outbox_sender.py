@@ -406,6 +406,26 @@ async def test_only_an_instance_that_says_so_has_taken_a_message(
         assert (trouble.offer_id, trouble.failure.partition(":")[0]) == (None, failure)
 
 
+@pytest.mark.parametrize("lost", [True, False], ids=["after a lost connection", "at once"])
+async def test_a_number_that_the_peer_has_already_tells_of_a_lost_ledger_unless_it_was_sent_before(
+    alice: TransportUnderTest, lost: bool
+) -> None:
+    """The peer that took the message may have died before its answer."""
+
+    async def speak(request: Request, writer: asyncio.StreamWriter) -> None:
+        if lost and len(served.requests) == 1:
+            writer.close()
+            return
+        signed = receipt(InstanceIdentity(SOMEBODY.private_key), request.body)
+        writer.write(reply(200, json.dumps({"status": "accepted", "duplicate": True, "receipt": signed}).encode()))
+
+    async with http_server(speak) as served, delivering(alice):
+        await alice.offers(await _somebody_at(alice, served.url()))
+        await alice.delivered()
+    assert len(served.requests) == (2 if lost else 1)
+    assert len(await alice.audit("ledger_forgotten")) == (0 if lost else 1)
+
+
 async def test_many_that_wait_for_a_peer_that_is_away_cost_one_try_at_a_time(
     alice: TransportUnderTest, bob: TransportUnderTest
 ) -> None:

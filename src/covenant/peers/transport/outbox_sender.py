@@ -354,7 +354,7 @@ class OutboxSender(PeerService):
             return DeliveryFailure(
                 "bad_receipt", "the receipt is not signed by the peer; the message is sent again", whole=True
             )
-        if received.duplicate and is_first:
+        if received.duplicate and is_first and not answer.repeated:
             # The peer has received this number from us before.
             await self._directory.note_forgotten(peer, sent=message.seq)
         return None

@@ -288,11 +288,15 @@ class DeliveryTrouble(NamedTuple):
 
 
 class DeliveryAnswer(NamedTuple):
-    """The answer to an envelope. `relayed`: a relay gave it, and keeps the envelope."""
+    """The answer to an envelope. `relayed`: a relay gave it, and keeps the envelope.
+
+    `repeated`: the connection of an earlier try was lost, so the message may have arrived before.
+    """
 
     envelope: bytes
     body: bytes
     relayed: bool = False
+    repeated: bool = False
 
 
 class EnvelopeSender(PeerService):
@@ -323,7 +327,7 @@ class EnvelopeSender(PeerService):
     async def _send_to(
         self, peer: Peer, address: str | None, path: str, body: bytes, *, typ: str, seq: int | None, timeout_s: float
     ) -> DeliveryAnswer | DeliveryFailure:
-        fresh = False
+        fresh = repeated = False
         failed = DeliveryFailure("", "", whole=True)
         relayed = address is not None and address.endswith(relay_address("", peer.id))
         for _ in range(TRIES):
@@ -337,12 +341,13 @@ class EnvelopeSender(PeerService):
                     return failed  # the peer's own refusal says more than this failure to ask for its keys
                 failed = DeliveryFailure(error.code, error.message, whole=True)
                 if error.code == "connection_lost":
+                    repeated = True
                     continue
                 return failed
             except Refusal as refusal:
                 return DeliveryFailure(refusal.code, refusal.message, whole=True)
             if response.status == 200:
-                return DeliveryAnswer(envelope, response.body, relayed)
+                return DeliveryAnswer(envelope, response.body, relayed, repeated)
             failed = _failure_of(response)
             if failed.code == Code.KEY_VOID and await self._renew_void_keys():
                 log.warning("peers.keys_renewed", extra={"peer": peer.id})
