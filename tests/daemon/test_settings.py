@@ -102,6 +102,11 @@ def test_a_bad_value_in_the_environment_refuses_to_start(tmp_path: Path, variabl
     assert f"{text!r} from {variable} is not allowed; give " in refusal(tmp_path, {variable: text})
 
 
+def test_a_refused_url_is_shown_without_its_password(tmp_path: Path) -> None:
+    said = refusal(tmp_path, {"COVENANT_LEDGER_URL": "mysql://covenant:hunter2@db.example/covenant"})
+    assert "'mysql://covenant:***@db.example/covenant' from COVENANT_LEDGER_URL is not allowed; give " in said
+
+
 @pytest.mark.parametrize(
     ("written", "said"),
     [

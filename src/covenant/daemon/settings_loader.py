@@ -122,7 +122,7 @@ def load(flags: Mapping[str, str | None], variables: Mapping[str, str], *, home:
                 values[entry.section][entry.key] = entry.setting.kind.read(raw)
             except ValueError:
                 allowed = entry.setting.kind.allowed
-                problems.append(f"{entry.name}: {raw!r} from {where} is not allowed; give {allowed}")
+                problems.append(f"{entry.name}: {masked(raw)!r} from {where} is not allowed; give {allowed}")
     if problems:
         raise SettingsError("\n".join(problems))
     settings = Settings(home=folder, **{name: kind(**values[name]) for name, kind in sections().items()})
