@@ -6,14 +6,16 @@ import re
 from typing import Any
 
 import asyncpg
+import pytest
 
 from covenant.ledger.contract.task_query import TaskQuery
-from covenant.ledger.postgres.migrations import LEVEL, migrate
+from covenant.ledger.postgres.database_admin import find_troubles
+from covenant.ledger.postgres.migrations import LEVEL, WrongSchema, migrate
 from covenant.ledger.postgres.postgres_ledger import PostgresLedger
 from covenant.ledger.postgres.sql import text
 from tests.ledger_contract.driver import LedgerDriver
 from tests.ledger_contract.postgres_engine import PostgresEngine
-from tests.ledger_contract.postgres_server import Databases
+from tests.ledger_contract.postgres_server import Databases, at
 from tests.ledger_contract.samples import CAROL, make_task, ok, unsafe
 from tests.ledger_contract.searches import course
 
@@ -67,6 +69,19 @@ async def test_the_tasks_of_level_1_are_found_counted_and_measured_when_the_leve
     await again.close()
     await databases.drop(url)
     assert after == before
+
+
+async def test_a_database_whose_encoding_lacks_characters_is_refused(databases: Databases) -> None:
+    database = await asyncpg.connect(databases.url)
+    await database.execute("CREATE DATABASE narrow ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
+    narrow = await asyncpg.connect(url := at(databases.url, "narrow"))
+    with pytest.raises(WrongSchema, match=r"encoding LATIN1.*; make one with ENCODING 'UTF8'"):
+        await migrate(narrow)
+    await narrow.close()
+    _, troubles = await find_troubles(url, durable=False)
+    assert [each.fix for each in troubles] == ["make one with ENCODING 'UTF8', and name it in ledger.url"]
+    await database.execute("DROP DATABASE narrow")
+    await database.close()
 
 
 async def _told(ledger: PostgresLedger) -> list[Any]:

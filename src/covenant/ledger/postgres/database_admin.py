@@ -12,6 +12,7 @@ import msgspec
 from covenant.ledger.postgres.connections import Connections, execute, fetch_rows, fetch_value
 from covenant.ledger.postgres.database_errors import STANDBY_FIX, UNAVAILABLE
 from covenant.ledger.postgres.migrations import (
+    ENCODING_FIX,
     LEVEL,
     LOST_ROW,
     LOST_ROW_FIX,
@@ -22,6 +23,7 @@ from covenant.ledger.postgres.migrations import (
     find_altered,
     find_foreign,
     find_lost_tasks,
+    find_narrow_encoding,
     migrate,
 )
 from covenant.ledger.postgres.open_postgres import unusable
@@ -143,6 +145,8 @@ async def find_troubles(dsn: str, *, durable: bool = True) -> tuple[int, list[Tr
                 await check_durability(connection)
             except NotDurable as trouble:
                 troubles.append(Trouble(trouble.what, trouble.fix))
+        if (narrow := await find_narrow_encoding(connection)) is not None:
+            troubles.append(Trouble(narrow, ENCODING_FIX))
         if waiting := await fetch_value("nodes", connection, "waiting_for_standby"):
             troubles.append(Trouble(_STANDBY.format(waiting), STANDBY_FIX))
         if await connection.fetchval("SELECT current_schema()") is None:

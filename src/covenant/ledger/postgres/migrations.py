@@ -29,6 +29,9 @@ MIGRATION_S: Final = 3_600.0
 LOST_ROW: Final = "somebody has deleted the row of the database's table registers"
 LOST_ROW_FIX: Final = "restore a backup, and run `covenant ledger restored`"
 LOST_TASKS_FIX: Final = f"{LOST_ROW_FIX}; without a backup, that command alone accepts the loss"
+ENCODINGS: Final = frozenset({"UTF8", "SQL_ASCII"})
+"""Those that take every text. (SQL_ASCII takes any bytes.)"""
+ENCODING_FIX: Final = "make one with ENCODING 'UTF8', and name it in ledger.url"
 ROWS_LOOKED_AT: Final = 10_000
 """How many rows of open tasks a start counts. So many wide rows take some 25 ms."""
 
@@ -56,6 +59,8 @@ class NotDurable(CovenantError):
 
 async def migrate(connection: asyncpg.Connection[Any], level: int = LEVEL) -> int:
     """Migrates the schema to `level`. Returns the level before."""
+    if (narrow := await find_narrow_encoding(connection)) is not None:
+        raise WrongSchema(f"{narrow}; {ENCODING_FIX}")
     async with connection.transaction():
         # If two daemons begin at once on an empty database, one creates the table, and the other waits and finds it.
         await connection.execute("SELECT pg_advisory_xact_lock(7021349055)")
@@ -88,6 +93,12 @@ async def migrate(connection: asyncpg.Connection[Any], level: int = LEVEL) -> in
                 "`covenant ledger migrate` with a URL whose role owns the tables"
             ) from error
     return found
+
+
+async def find_narrow_encoding(connection: asyncpg.Connection[Any]) -> str | None:
+    """What is wrong if the database cannot hold every text."""
+    encoding: str = await connection.fetchval("SELECT current_setting('server_encoding')")
+    return None if encoding in ENCODINGS else f"the database has the encoding {encoding}, which lacks most characters"
 
 
 def describe_foreign(level: int, what: str) -> tuple[str, str]:
