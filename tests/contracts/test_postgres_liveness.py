@@ -168,6 +168,29 @@ async def test_a_fenced_node_does_not_wait_for_connections_that_will_never_answe
         await far.close()
 
 
+async def test_a_writer_tries_again_as_soon_as_the_database_is_back(
+    engine: PostgresEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pauses grow while the database is away; a node that was fenced meanwhile begins anew without them."""
+    async with proxy_before(engine.url) as proxy:
+        far = PostgresEngine(proxy.url, lease_ms=LEASE_MS)
+        a, b = await joined(far, "a"), await joined(engine, "b")
+        await a.send(make_task(1))
+        before = a.ledger.boot
+        assert isinstance(a.ledger, PostgresLedger)
+        writing = a.ledger._writer._connection
+        monkeypatch.setattr(batch_writer, "PAUSE_S", 10 * BOUND_S)
+        proxy.silence()
+        sending = asyncio.ensure_future(serves(a, 2))
+        await until(lambda: writing._connection is None)
+        await until(lambda: not b.ledger.alive("a", before))
+        proxy.mend()
+        await until(lambda: serves(a, 3))
+        assert a.ledger.boot != before
+        await asyncio.wait_for(sending, BOUND_S)
+        await far.close()
+
+
 async def test_a_read_whose_connection_is_dropped_before_its_statement_is_sent_is_refused_and_can_be_repeated(
     a: LedgerDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -144,7 +144,8 @@ class BatchWriter:
         self._connection.drop()
 
     def look_again(self) -> None:
-        """Has the writer check soon whether the database takes batches again, even if none waits."""
+        """Tries at once, since the database answers, or checks whether it takes batches again if none waits."""
+        self._connection.end_pause()
         if self.trouble is not None:
             self._wake.set()
 
@@ -238,7 +239,7 @@ class BatchWriter:
                 if tried == TRIES_MAX - 1 or not isinstance(error, BROKEN):
                     self._fail(batch, error, unavailable(error, self._membership.trouble))
                     return
-                await asyncio.sleep(PAUSE_S * 2**tried)
+                await self._connection.pause(PAUSE_S * 2**tried)
             except asyncpg.PostgresError as error:
                 # A command that cannot be written must not fail the other commands.
                 if len(batch) > 1:

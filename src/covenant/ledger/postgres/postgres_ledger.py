@@ -172,6 +172,7 @@ class PostgresLedger:
 
     async def _begin_anew(self) -> None:
         """Begins another run, after this one was declared lost."""
+        self._writer.look_again()  # it may pause until its next try, and is not at rest meanwhile
         async with self._writer.at_rest:
             joined = await self._membership.rejoin(self._new_id())
             self.boot = joined.boot

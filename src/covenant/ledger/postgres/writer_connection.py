@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from contextlib import suppress
 from typing import Any, Final
 
 import asyncpg
@@ -28,6 +30,7 @@ class WriterConnection:
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
         self._connection: asyncpg.Connection[Any] | None = None
+        self._answers = asyncio.Event()
         self.in_doubt: DecidedBatch | None = None
         """The batch whose commit was not answered. Nothing else is written before its outcome is known."""
 
@@ -42,6 +45,15 @@ class WriterConnection:
         if self._connection is not None:
             self._connection.terminate()
             self._connection = None
+
+    async def pause(self, pause_s: float) -> None:
+        """Waits before another try, at most until somebody finds that the database answers."""
+        self._answers.clear()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._answers.wait(), pause_s)
+
+    def end_pause(self) -> None:
+        self._answers.set()
 
     async def close(self) -> None:
         if self._connection is not None:
