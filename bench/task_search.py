@@ -175,7 +175,7 @@ def _queries(tasks: int) -> list[tuple[str, TaskQuery, bool]]:
 
 
 async def _time(path: Path, query: TaskQuery, times: int) -> float:
-    history = History(path, node="bench", boot="bench")
+    history = History(path, boot="bench")
     spent: list[float] = []
     try:
         await history.find(query)
