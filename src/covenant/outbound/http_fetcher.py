@@ -106,11 +106,13 @@ class _Call:
 
 
 class CallRecord(Protocol):
-    """Observes the answer to one request: the head, and the decompressed body as it arrives."""
+    """Observes the answer to one request: the head, the decompressed body as it arrives, and its end."""
 
     def answered(self, status: int, headers: Mapping[str, str]) -> None: ...
 
     def received(self, piece: bytes) -> None: ...
+
+    def ended(self) -> None: ...
 
 
 class CallObserver(Protocol):
@@ -253,6 +255,7 @@ class Fetcher:
                 return call, response
             # The body of a redirect is ignored.
             await response.aclose()
+            _end(response)
             call = _redirected(call, target)
             self._guard.read(call.location.url)
         raise CallFailed("bad_redirect", "the server redirects too often", transient=False)
@@ -275,7 +278,12 @@ class Fetcher:
                 "wire_bytes_max": bytes_max,
             },
         )
-        response = await transport.handle_async_request(request)
+        try:
+            response = await transport.handle_async_request(request)
+        except BaseException:
+            if record is not None:
+                record.ended()
+            raise
         if record is not None:
             record.answered(response.status_code, _headers_of(response))
             response.extensions[RECORD] = record
@@ -360,3 +368,11 @@ async def _bounded(response: httpx2.Response, bytes_max: int | None) -> AsyncGen
                 yield piece
     except httpx2.DecodingError as error:
         raise CallFailed("bad_response", "the body is not compressed as its headers say", detail=str(error)) from error
+    finally:
+        _end(response)
+
+
+def _end(response: httpx2.Response) -> None:
+    record: CallRecord | None = response.extensions.pop(RECORD, None)
+    if record is not None:
+        record.ended()

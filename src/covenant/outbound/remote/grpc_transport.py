@@ -159,6 +159,9 @@ class GrpcTransport(A2ATransport):
             code = error.code()
             answer({"grpc-status": f"{code.value[0]} {code.name}", "grpc-message": one_line(error.details() or "")})
             raise _call_error(error) from error
+        finally:
+            if record is not None:
+                record.ended()
 
     def _metadata(self, headers: Mapping[str, str]) -> list[tuple[str, str]]:
         version = [("a2a-version", self._codec.version)] if self._codec.version is not None else []

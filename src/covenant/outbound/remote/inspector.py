@@ -119,6 +119,9 @@ class _Answer:
         elif self._frame is not None:
             self._recorder.keep(self._frame, piece)
 
+    def ended(self) -> None:
+        """The frames were kept as they came."""
+
 
 class InspectedCall(msgspec.Struct, frozen=True, kw_only=True):
     """`interface`: where to call, if the card need not be read for it. `headers` go to the origin of `url` alone."""

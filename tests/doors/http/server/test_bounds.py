@@ -33,7 +33,7 @@ TOLD = {
     "unsent_bytes_max": ("unread answers of all", "256 MiB"),
     "unsent_bytes_per_address_max": ("unread answers of one address", "64 MiB"),
     "unread_s_max": ("time without reading", "30 s"),
-    "unread_stream_s_max": ("the same of a stream", "10 min"),
+    "unread_stream_s_max": ("time without reading anything of a stream", "10 min"),
     "linger_s_max": ("time for a client to read why", "2 s"),
     "linger_bytes_max": ("time for a client to read why", "1 MiB"),
 }
