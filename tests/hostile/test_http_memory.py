@@ -184,8 +184,9 @@ def test_large_answers_that_nobody_reads_on_many_connections_are_not_kept(
         for connection in unread:  # until each answer was begun
             assert select.select((connection.socket,), (), (), BOUND_S)[0]
         assert "http.unread" in daemon.log
-        # One address may leave 64 MiB unread. Of answers that are made at the same moment, there are some more.
-        assert held(daemon, before) < len(unread) * answer_bytes / 2
+        # One address may leave 64 MiB unread. Answers that are made at the same moment come on top: the more, the
+        # busier the machine is.
+        assert held(daemon, before) < len(unread) * answer_bytes * 3 / 4
     assert request(daemon.url, "POST", path, body=body).status == 200
 
 
