@@ -102,7 +102,8 @@ async def test_the_promotion_of_a_standby_without_the_last_commits_is_noticed_an
             engine, drivers = PostgresEngine(first.url, lease_ms=LEASE_MS), list[LedgerDriver]()
             for name, proxy in (("a", first), ("b", second)):
                 engine.url = proxy.url
-                drivers.append(LedgerDriver(await engine.join(name), engine.clock))
+                joined = await engine.join(name, lost_path=folder / f"{name}.json")
+                drivers.append(LedgerDriver(joined, engine.clock))
             await drivers[0].send(make_task(1))
             await _has_all(primary, standby)
             await execute(standby.url("postgres"), "ALTER SYSTEM SET primary_conninfo = ''", "SELECT pg_reload_conf()")
@@ -120,6 +121,10 @@ async def test_the_promotion_of_a_standby_without_the_last_commits_is_noticed_an
                 assert "covenant ledger restored" in ((await driver.ledger.counts()).failure or "")
                 if is_slow and driver is drivers[0]:
                     await _is_true(standby, "SELECT lost_at_ms IS NOT NULL FROM nodes WHERE node = 'b'")
+            for driver, name in zip(drivers, "ab", strict=True):
+                await engine.close_one(driver.ledger)
+                with pytest.raises(Unavailable, match="covenant ledger restored"):
+                    await engine.join(name, lost_path=folder / f"{name}.json")
             left = await asyncpg.connect(standby.url("covenant"))
             try:
                 assert await left.fetchval("SELECT count(*) FROM live") == 1, "nothing was written after the loss"

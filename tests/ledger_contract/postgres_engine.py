@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.postgres.nodes import LEASE_MS
 from covenant.ledger.postgres.open_postgres import open_postgres_ledger
@@ -26,7 +28,7 @@ class PostgresEngine:
     async def open(self, limits: Limits | None = None) -> PostgresLedger:
         return await self.join(NODE, limits)
 
-    async def join(self, node: str, limits: Limits | None = None) -> PostgresLedger:
+    async def join(self, node: str, limits: Limits | None = None, *, lost_path: Path | None = None) -> PostgresLedger:
         """Another node on the same facts."""
         self._boots += 1
         self._limits = limits
@@ -39,6 +41,7 @@ class PostgresEngine:
             boot=f"boot-{self._boots}",
             lease_ms=self._lease_ms,
             pooler=self._pooler,
+            lost_path=lost_path,
         )
         self._open.append(ledger)
         return ledger

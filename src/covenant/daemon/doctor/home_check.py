@@ -43,6 +43,7 @@ from covenant.ledger.embedded.disk import MIB, free_bytes
 from covenant.ledger.embedded.journal.recovery import lock_home
 from covenant.ledger.embedded.journal.segments import list_segments
 from covenant.ledger.embedded.journal.shipped_segments import read_status
+from covenant.ledger.embedded.lost_commits import LOST_COMMITS_NAME
 from covenant.ledger.embedded.moved_mark import IN_DATABASE, MARK_NAME, read_mark
 from covenant.ledger.embedded.open import RESTORING_NAME
 from covenant.model.errors import CovenantError, HomeLocked, HomeUnusable, Invalid, SettingsError
@@ -124,7 +125,8 @@ def _database(home: Path, settings: Settings | None) -> Iterator[CheckFinding]:
     try:
         admin = import_postgres("database_admin")
         durable = settings.ledger.durability == "fsync"
-        level, troubles = asyncio.run(admin.find_troubles(url, durable=durable))
+        lost_path = home / LOST_COMMITS_NAME
+        level, troubles = asyncio.run(admin.find_troubles(url, durable=durable, lost_path=lost_path))
         newest = admin.LEVEL
     except CovenantError as error:
         way_out = "put ledger.url right, or the database"

@@ -42,6 +42,7 @@ from covenant.exchange.access.identities import operator_agent
 from covenant.ledger.clock import uuid_source
 from covenant.ledger.contract.blobs import BlobStore
 from covenant.ledger.contract.ledger import Ledger, SharedLedger
+from covenant.ledger.embedded.lost_commits import LOST_COMMITS_NAME, save_lost_commits
 from covenant.ledger.embedded.moved_mark import find_own_ledger, read_mark
 from covenant.ledger.embedded.open import CLOCK_NAME, load_ages, save_ages
 from covenant.mailbox import local_agent
@@ -105,6 +106,7 @@ async def open_shared_ledger(settings: Settings, clocks: Any) -> SharedLedger:
         node=node_name(settings),
         lease_ms=settings.ledger.node_lease_ms,
         pooler=settings.ledger.pooler,
+        lost_path=settings.home / LOST_COMMITS_NAME,
     )
     return ledger
 
@@ -345,11 +347,13 @@ async def move_ledger(settings: Settings, *, out: bool) -> Mapping[str, Any]:
     if not out:
         moved = await mover.move_in()
         await asyncio.to_thread(keystore.drop_prekeys)
+        await asyncio.to_thread(save_lost_commits, settings.home / LOST_COMMITS_NAME, None)
         return moved
     await check_instance(settings, keystore, key)
     await _save_keys(settings, keystore, key)
     measures = await mover.move_out()
     await _save_keys(settings, keystore, key)  # a daemon may have replaced some before it stopped
+    await asyncio.to_thread(save_lost_commits, settings.home / LOST_COMMITS_NAME, None)
     return measures
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import asyncpg
@@ -29,6 +30,7 @@ from covenant.ledger.postgres.migrations import (
 from covenant.ledger.postgres.open_postgres import unusable
 from covenant.ledger.postgres.queue_head import PLACE_BITS
 from covenant.ledger.postgres.registers import IDENTITY, decode_row
+from covenant.ledger.postgres.rolled_back import LOST, LOST_FIX, find_lost_commits
 from covenant.model.grant import GENESIS, AuditHead, AuditRow, Identity, link
 from covenant.model.ids import AgentId
 
@@ -136,8 +138,11 @@ class Trouble(NamedTuple):
     fix: str
 
 
-async def find_troubles(dsn: str, *, durable: bool = True) -> tuple[int, list[Trouble]]:
-    """The level of the schema, and problems that would stop a daemon. Changes nothing. Raises DatabaseUnusable."""
+async def find_troubles(dsn: str, *, durable: bool = True, lost_path: Path | None = None) -> tuple[int, list[Trouble]]:
+    """The level of the schema, and problems that would stop a daemon. Changes nothing.
+
+    `lost_path`: the home's file of the commits that the database has lost. Raises DatabaseUnusable and HomeUnusable.
+    """
     async with _session(dsn) as (_, connection):
         troubles: list[Trouble] = []
         if durable:
@@ -162,4 +167,7 @@ async def find_troubles(dsn: str, *, durable: bool = True) -> tuple[int, list[Tr
                 troubles.append(Trouble(LOST_ROW, LOST_ROW_FIX))
             if not troubles and (lost := await find_lost_tasks(connection)) is not None:
                 troubles.append(Trouble(lost, LOST_TASKS_FIX))
+            sign = await find_lost_commits(connection, lost_path) if not troubles and lost_path is not None else None
+            if sign is not None:
+                troubles.append(Trouble(LOST.format(sign), LOST_FIX))
         return level, troubles

@@ -13,11 +13,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from math import inf
+from pathlib import Path
 from typing import Any, Final
 
 import asyncpg
 
 from covenant.ledger.contract.identities import Register, RegisterChange
+from covenant.ledger.embedded.lost_commits import Batch
 from covenant.ledger.postgres.connections import SETTINGS, Connections, execute, fetch_rows, fetch_value
 from covenant.ledger.postgres.counters import Count, Counters
 from covenant.ledger.postgres.database_errors import UNAVAILABLE, describe_trouble, fenced, lost_if_dropped, translated
@@ -26,6 +28,7 @@ from covenant.ledger.postgres.news import CHANNEL, Topics, decode_topics
 from covenant.ledger.postgres.node_runs import Joined, join
 from covenant.ledger.postgres.old_rows import remove_old_rows
 from covenant.ledger.postgres.registers import Registers, decode_row, refresh_registers
+from covenant.ledger.postgres.rolled_back import CODE, SeenBatches, rolled_back
 from covenant.ledger.postgres.singletons import Singletons
 from covenant.model.errors import Unavailable
 from covenant.model.peers.instance import InstanceId
@@ -100,8 +103,7 @@ class Membership:
         """By writer: the last batch whose news were read."""
         self._boots: dict[int, str] = {}
         """By writer: its run, as of the last look."""
-        self._missed: dict[int, tuple[int, str | None]] = {}
-        """Writers that the database has put back: the seq that this run has seen, and the run that wrote it."""
+        self._seen_batches = SeenBatches()
         self._connection: asyncpg.Connection[Any] | None = None
         self._poll_soon = asyncio.Event()
         self._own: deque[tuple[int, Sequence[Count]]] = deque(maxlen=OWN_KEPT)
@@ -121,6 +123,8 @@ class Membership:
         """When the last round that succeeded ended."""
         self.refusal: Unavailable | None = None
         """Why this node decides nothing; None if it may decide."""
+        self._sign = ""
+        """How the loss of commits was noticed."""
         self.trouble: str | None = None
         """Why the database did not answer the last round; None if it did."""
 
@@ -167,7 +171,8 @@ class Membership:
     def living(self) -> int:
         return max(1, len(self._alive))
 
-    async def begin(self) -> None:
+    async def begin(self, lost_path: Path | None) -> None:
+        self._seen_batches.path = lost_path
         await self._connect()
         await self._reload()
         await self._read_nodes()
@@ -307,6 +312,8 @@ class Membership:
     async def _check_run(self, connection: asyncpg.Connection[Any]) -> None:
         """Finds out why this run is fenced, or whether the reason for the refusal is over."""
         row, joined, written = (await _rows(connection, "own_run", node=self._node))[0], self._joined, self.written
+        if self._is_rolled_back:
+            self._seen_batches.save(self._sign, joined, written)  # it may have failed before
         is_ours = row["boot"] == joined.boot or row["boot"] in self._begun_boots
         is_over = is_ours and (row["lost_at_ms"] or row["boot"] != joined.boot or self._is_rolled_back)
         # Otherwise no new run begins: it would not know the batches that this one has seen and the database has lost.
@@ -316,6 +323,7 @@ class Membership:
             log.warning("ledger.fenced", extra={"node": self._node})
             self.refusal = fenced()
             self._connections.drop_all(but=connection)  # nothing of the run that was lost is committed any more
+            self._seen_batches.forget()
             await self._on_fenced()
         elif row["boot"] == joined.boot:
             pass  # this run is alive: another check handles the trouble
@@ -330,17 +338,14 @@ class Membership:
 
     @property
     def _is_rolled_back(self) -> bool:
-        return self.refusal is not None and self.refusal.code == "ledger_rolled_back"
+        return self.refusal is not None and self.refusal.code == CODE
 
     def rolled_back(self, sign: str) -> None:
         """Stops deciding, since the database has lost acknowledged batches, until an operator accepts the loss."""
         if not self._is_rolled_back:
             log.error("ledger.rolled_back", extra={"sign": sign})
-            self.refusal = Unavailable(
-                "ledger_rolled_back",
-                f"the database has lost commits that it had acknowledged ({sign}): a standby without them took over, "
-                "or it was restored. Bring back the right one, or accept the loss with `covenant ledger restored`",
-            )
+            self.refusal, self._sign = rolled_back(sign), sign
+        self._seen_batches.save(self._sign, self._joined, self.written)
 
     async def rejoin(self, boot: str) -> Joined:
         """Begins a new run. The writer is at rest, and decides nothing before this node has caught up."""
@@ -348,7 +353,6 @@ class Membership:
         connection = await self._connect()
         self._joined = joined = await join(connection, node=self._node, boot=boot, lease_ms=self._lease_ms)
         self.written, self._begun_anew = joined.seq, True
-        self._missed.clear()
         self.singletons.forget()
         return joined
 
@@ -429,20 +433,16 @@ class Membership:
         await self._send_heartbeat(connection)
 
     def _is_in_order(self, writers: Sequence[Any], written: int) -> bool:
-        """False if a writer is behind its known seq: the database is rolled back. `written`: our seq before the look.
-
-        Afterwards the same run has to be there again: a new run writes other batches under the lost numbers.
-        """
+        """False if a writer is behind its known seq: the database lost commits. `written`: our seq before the look."""
+        own = Batch(self._joined.writer, written, self._joined.boot)
         for row in writers:
-            writer, seq, boot = row["writer"], row["seq"], row["boot"]
-            is_own = writer == self._joined.writer
-            known = written if is_own else self._cursors.get(writer, 0)
-            if seq < known and writer not in self._missed:
-                self._missed[writer] = (known, self._joined.boot if is_own else self._boots.get(writer))
-                self.rolled_back(f"writer {writer} is at {seq}, and was at {known}")
-            elif writer in self._missed and seq >= self._missed[writer][0] and boot == self._missed[writer][1]:
-                del self._missed[writer]
-        return not self._missed
+            writer = row["writer"]
+            known = (
+                own if writer == own.writer else Batch(writer, self._cursors.get(writer, 0), self._boots.get(writer))
+            )
+            if (sign := self._seen_batches.compare(row, known)) is not None:
+                self.rolled_back(sign)
+        return not self._seen_batches.missing
 
     async def _reload(self) -> None:
         """Reads counts, registers and cursors in one snapshot."""

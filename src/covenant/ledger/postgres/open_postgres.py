@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final, Literal
 
 import asyncpg
@@ -15,6 +16,7 @@ from covenant.ledger.postgres.migrations import check_durability, check_tasks, m
 from covenant.ledger.postgres.node_runs import join
 from covenant.ledger.postgres.nodes import LEASE_MS
 from covenant.ledger.postgres.postgres_ledger import PostgresLedger
+from covenant.ledger.postgres.rolled_back import check_lost_commits
 from covenant.model.clock_steps import STEADY, Ages
 from covenant.model.errors import CovenantError
 from covenant.model.settings import Limits
@@ -45,14 +47,17 @@ async def open_postgres_ledger(
     boot: str | None = None,
     lease_ms: int = LEASE_MS,
     pooler: bool = False,
+    lost_path: Path | None = None,
 ) -> PostgresLedger:
     """The ledger in the database that `dsn` names; missing tables are created.
 
     `keep` writes down the steps of the clock; `kept` are those of the process before. `node` is this daemon's permanent
     name, unique among running daemons: an earlier run of it is fenced here. `lease_ms`: how long it may be silent
-    before the others declare it lost. `pooler`: a transaction pooler is in between.
+    before the others declare it lost. `pooler`: a transaction pooler is in between. `lost_path`: the file that says
+    which commits the database has lost; without it, only this process refuses a database that has lost commits.
 
-    Raises DatabaseUnusable, WrongSchema, NotDurable, or Unavailable if the database waits for a standby.
+    Raises DatabaseUnusable, WrongSchema, NotDurable, HomeUnusable, or Unavailable if the database waits for a standby
+    or has lost commits.
     """
     new_id = new_id or uuid_source()
     boot = boot or new_id()
@@ -64,6 +69,8 @@ async def open_postgres_ledger(
                 await check_durability(connection)
             await migrate(connection)
             await check_tasks(connection)
+            if lost_path is not None:
+                await check_lost_commits(connection, lost_path)
             joining = join(connection, node=node, boot=boot, lease_ms=lease_ms)
             joined = await connections.watch_for_standby(joining)
         finally:
@@ -83,7 +90,7 @@ async def open_postgres_ledger(
         limits=limits or Limits(),
     )
     try:
-        await ledger.begin()
+        await ledger.begin(lost_path)
     except (*UNAVAILABLE, asyncpg.PostgresError) as error:
         await ledger.abort()
         raise unusable(error) from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import asyncpg
@@ -121,9 +122,8 @@ class PostgresLedger:
         self.result_waiter: Callable[[PublicKey | None], QueueWaiter] = self._result_waiters.waiter
         self.watch, self.removed_tenants = self._steps.watch, self._tenant_rows.removed
         self.identity, self.enrolled, self.grants_of = registers.identity, registers.enrolled, registers.grants
-        self.tenant, self.tenant_of = registers.tenant, registers.tenant_of
-        self.agent, self.token_revoked = registers.agent, registers.token_revoked
-        self.peer, self.peer_named = registers.peer, registers.peer_named
+        self.tenant, self.tenant_of, self.token_revoked = registers.tenant, registers.tenant_of, registers.token_revoked
+        self.agent, self.peer, self.peer_named = registers.agent, registers.peer, registers.peer_named
         self._membership = membership = Membership(
             connections,
             node=node,
@@ -162,8 +162,8 @@ class PostgresLedger:
             on_registers=self._registers_changed,
         )
 
-    async def begin(self) -> None:
-        await self._membership.begin()
+    async def begin(self, lost_path: Path | None) -> None:
+        await self._membership.begin(lost_path)
         self._resolved = self._counters.get("resolved")
 
     async def _on_beat(self, connection: asyncpg.Connection[Any]) -> None:

@@ -64,6 +64,9 @@ SELECT
 FROM registers AS r LEFT JOIN nodes AS n ON n.node = :node
 LEFT JOIN writers AS w ON n.node IS NULL AND w.node = :node AND w.lost_at_ms IS NOT NULL
 
+-- :last_restore
+SELECT max(restored_at_ms) AS restored_at_ms FROM registers
+
 -- :restored
 UPDATE registers SET restored_at_ms = (extract(epoch FROM clock_timestamp()) * 1000)::bigint
 
