@@ -179,3 +179,27 @@ async def test_a_file_of_lost_commits_that_cannot_be_read_is_named(engine: Postg
         await joined(engine, "a", tmp_path)
     path.unlink()
     assert read_lost_commits(path) is None
+
+
+async def test_callers_are_told_that_the_ledger_was_restored(engine: PostgresEngine, tmp_path: Path) -> None:
+    a, b = [await joined(engine, name, tmp_path / name) for name in "ab"]
+    before = b.ledger.boot
+    async with membership(a)._busy, membership(b)._busy:  # no heartbeat finds out before the writer does
+        await mark_restored(engine.url, OPERATOR, 1_000, "a row")
+        with pytest.raises(Unavailable, match=r"the ledger was restored.*begins anew") as refusal:
+            await a.send(make_task(1))
+        assert refusal.value.code == "ledger_fenced"
+    await until(lambda: serves(a, 2))
+    await until(lambda: b.ledger.boot != before)
+    await until(lambda: serves(b, 3))
+
+
+async def test_the_heartbeat_finds_out_that_the_ledger_was_restored(engine: PostgresEngine, tmp_path: Path) -> None:
+    a = await joined(engine, "a", tmp_path / "a")
+    member = membership(a)
+    async with a.ledger._writer.at_rest:  # type: ignore[attr-defined]  (no new run begins meanwhile)
+        await mark_restored(engine.url, OPERATOR, 1_000, "a row")
+        await until(lambda: member.refusal is not None)
+        with pytest.raises(Unavailable, match="the ledger was restored"):
+            member.check()
+    await until(lambda: serves(a, 1))

@@ -225,7 +225,7 @@ class BatchWriter:
                 if (decided := await self._connection.resolve_when_fenced(self._joined)) is not None:
                     self._complete(decided)
                 self._membership.beat_now()
-                self._refuse(batch, fenced())
+                self._refuse(batch, await self._connection.why_fenced(self._joined))
                 return
             except RolledBack as sign:
                 self._membership.rolled_back(str(sign))

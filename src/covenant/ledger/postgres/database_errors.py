@@ -199,13 +199,15 @@ def busy() -> Unavailable:
     return Unavailable("busy", words, retry_after_ms=1_000)
 
 
-def fenced() -> Unavailable:
-    return Unavailable(
-        "ledger_fenced",
-        "other daemons had declared this one lost, since they did not hear from it; it begins anew, and the request "
-        "can be repeated",
-        retry_after_ms=1_000,
+def fenced(*, restored: bool = False) -> Unavailable:
+    """`restored`: this run is fenced because the ledger was marked as restored, and not because it was silent."""
+    why = (
+        "the ledger was restored (`covenant ledger restored`)"
+        if restored
+        else "other daemons had declared this one lost, since they did not hear from it"
     )
+    words = f"{why}; this daemon begins anew, and the request can be repeated"
+    return Unavailable("ledger_fenced", words, retry_after_ms=1_000)
 
 
 def standby_away() -> Unavailable:

@@ -317,11 +317,10 @@ class Membership:
         is_ours = row["boot"] == joined.boot or row["boot"] in self._begun_boots
         is_over = is_ours and (row["lost_at_ms"] or row["boot"] != joined.boot or self._is_rolled_back)
         # Otherwise no new run begins: it would not know the batches that this one has seen and the database has lost.
-        if row["restored_at_ms"] > joined.restored_at_ms or (
-            self._is_in_order(await _rows(connection, "writers"), written) and is_over
-        ):
+        is_restored = row["restored_at_ms"] > joined.restored_at_ms
+        if is_restored or (self._is_in_order(await _rows(connection, "writers"), written) and is_over):
             log.warning("ledger.fenced", extra={"node": self._node})
-            self.refusal = fenced()
+            self.refusal = fenced(restored=is_restored)
             self._connections.drop_all(but=connection)  # nothing of the run that was lost is committed any more
             self._seen_batches.forget()
             await self._on_fenced()

@@ -10,8 +10,8 @@ from typing import Any, Final
 import asyncpg
 
 from covenant.ledger.postgres.batch_items import DecidedBatch, Fenced, Item
-from covenant.ledger.postgres.connections import WRITER_SETTINGS, Connections
-from covenant.ledger.postgres.database_errors import REFUSED, UNAVAILABLE, lost_if_dropped, outcome_unknown
+from covenant.ledger.postgres.connections import WRITER_SETTINGS, Connections, fetch_value
+from covenant.ledger.postgres.database_errors import REFUSED, UNAVAILABLE, fenced, lost_if_dropped, outcome_unknown
 from covenant.ledger.postgres.news import was_written
 from covenant.ledger.postgres.node_runs import Joined
 from covenant.model.errors import Unavailable
@@ -89,6 +89,16 @@ class WriterConnection:
             return None
         self.in_doubt = None
         return in_doubt if was_committed else None
+
+    async def why_fenced(self, joined: Joined) -> Unavailable:
+        """The refusal of a fenced run, with the reason if the database answers."""
+        restored_at_ms = 0
+        try:
+            with lost_if_dropped():
+                restored_at_ms = await fetch_value("nodes", await self.get(), "last_restore") or 0
+        except (*UNAVAILABLE, *REFUSED):
+            self.drop()
+        return fenced(restored=restored_at_ms > joined.restored_at_ms)
 
     def fail(self, items: list[Item], trouble: Unavailable) -> None:
         """Fails items. Those of the batch in doubt get `outcome_unknown`, which also names the trouble."""
