@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
@@ -576,6 +577,16 @@ async def test_a_wrong_url_is_said_to_be_wrong(tmp_path: Path, databases: Databa
     with pytest.raises(DatabaseUnusable, match=words):
         async with open_daemon_under_test(tmp_path / "a", ledger=shared(given)):
             pass
+
+
+@pytest.mark.parametrize("sign", ["/", "?", "#"])
+async def test_a_password_that_is_not_encoded_is_not_shown_and_the_fix_is(tmp_path: Path, sign: str) -> None:
+    url = f"postgres://covenant:se{sign}cret@127.0.0.1/db"
+    for words in (("doctor",), ("ledger", "migrate"), ("serve", "--http-port", "0")):
+        ran = await asyncio.to_thread(run_command, *words, "--home", str(tmp_path), env={"COVENANT_LEDGER_URL": url})
+        told = ran.out + ran.err
+        assert (ran.code != 0, "percent-encode" in told, "/ as %2F" in told) == (True, True, True), told
+        assert re.search("'se|cret@|cret'", told) is None, told
 
 
 async def test_a_role_without_rights_or_connections_is_a_clear_error_and_costs_nothing(

@@ -114,6 +114,10 @@ _CAUSES: Final = (
     ),
 )
 STANDBY_FIX: Final = "start the standby, or take it out of synchronous_standby_names and reload the database's settings"
+_URL_FIX: Final = (
+    "write it as postgres://ROLE:PASSWORD@HOST:PORT/DATABASE, and percent-encode signs in the password (/ as %2F, "
+    "? as %3F, # as %23, @ as %40)"
+)
 _NAMED_MAX: Final = 5
 _REPEAT: Final = "; the request can be repeated"
 
@@ -127,9 +131,11 @@ def describe_trouble(error: BaseException) -> str:
     for kinds, what, fix in _CAUSES:
         if isinstance(error, kinds):
             return f"the ledger's database {what} ({reason}): {fix}"
-    if type(error) is ValueError or isinstance(error, asyncpg.ClientConfigurationError):
-        # A URL that cannot be parsed fails before any host is reached.
-        return f"ledger.url cannot be read ({reason}): write it as postgres://ROLE:PASSWORD@HOST:PORT/DATABASE"
+    # A URL that cannot be parsed fails before any host is reached.
+    if type(error) is ValueError:
+        return f"ledger.url cannot be read: {_URL_FIX}"  # the reason may show a part of the password
+    if isinstance(error, asyncpg.ClientConfigurationError):
+        return f"ledger.url cannot be read ({reason}): {_URL_FIX}"
     if isinstance(error, UNAVAILABLE):
         return f"the ledger's database cannot be reached ({reason}): check that it runs and ledger.url leads to it"
     return (
