@@ -125,6 +125,14 @@ async def test_a_home_served_on_a_database_does_not_begin_an_empty_ledger(tmp_pa
         assert await call(daemon, "echo", "ListTasks") == listed
 
 
+async def test_a_home_without_a_ledger_has_nothing_to_move(tmp_path: Path, url: str) -> None:
+    empty = tmp_path / "empty"
+    refused = await covenant("ledger", "move", "--home", str(empty), "--ledger", url)
+    assert refused["exit"] == 1
+    assert refused["message"] == f"{empty} has no ledger to move; name its home with --home"
+    assert not empty.exists(), "no home is made by the way"
+
+
 def test_a_home_remembers_where_its_database_is_and_no_password(tmp_path: Path) -> None:
     for host in ("old", "new"):
         mark_served(tmp_path, f"postgres://covenant:secret@{host}:5432/db?password=secret&host=/run/pg", 1)

@@ -325,8 +325,10 @@ async def move_ledger(settings: Settings, *, out: bool) -> Mapping[str, Any]:
     if settings.blobs.url:
         raise SettingsError("files are moved between the home and the database alone: move without blobs.url")
     import_postgres("open_postgres")
-    from covenant.ledger.transfer.ledger_move import Mover  # noqa: PLC0415  (it needs the extra)
+    from covenant.ledger.transfer.ledger_move import Mover, check_has_ledger  # noqa: PLC0415  (it needs the extra)
 
+    if not out:
+        check_has_ledger(settings.home)
     make_home(settings.home)
     keystore = Keystore(settings.home, find_passphrase(environment()))
     key = await asyncio.to_thread(keystore.read_key)

@@ -67,6 +67,12 @@ class CannotMove(CovenantError):
     """Nothing was moved. The message says why, and what to do."""
 
 
+def check_has_ledger(home: Path) -> None:
+    """Raises CannotMove if the home has no ledger, and no mark of a move either."""
+    if read_mark(home) is None and not (home / "journal").is_dir():
+        raise CannotMove(f"{home} has no ledger to move; name its home with --home")
+
+
 class Mover:
     """One move, or the rest of an interrupted one. `by` is the issuer of the audit row about it.
 
@@ -103,9 +109,8 @@ class Mover:
         mark = read_mark(self._home)
         if mark is not None:
             self._check_mark(mark, "moving")
-        elif not (self._home / "journal").is_dir():
-            raise CannotMove(f"{self._home} has no ledger to move")
         else:
+            check_has_ledger(self._home)
             async with self._database() as connection:
                 await self._check_target(connection)
             await self._compact_home()
