@@ -14,6 +14,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from tests.cli.daemons import COVENANT, Daemon, environment, started
+from tests.ledger_contract.postgres_server import Databases
 from tests.waits import BOUND_S
 
 AGENTS = """
@@ -259,3 +260,24 @@ def test_a_drain_that_a_signal_cuts_short_says_so(daemon: Daemon, tmp_path: Path
     out, err = drain.communicate(timeout=BOUND_S)
     assert (drain.returncode, out) == (1, "")
     assert "the daemon stopped before the drain was over" in err
+
+
+async def test_what_is_left_is_for_the_other_daemons_of_the_ledger(databases: Databases, short_path: Path) -> None:
+    url = await databases.make()
+    env = {"COVENANT_PASSPHRASE": "three words together", "COVENANT_LEDGER_DURABILITY": "os"}
+    try:
+        with ExitStack() as running:
+            daemons = [Daemon(short_path / name, "--ledger", url, env=env) for name in "ab"]
+            for daemon in daemons:
+                running.callback(daemon.stop)
+            ends = []
+            for daemon in daemons:
+                ends.append(daemon.run("drain").out.splitlines()[-1])
+                daemon.process.wait(BOUND_S)  # it has left the ledger
+            nothing = "0 leased, 0 queued, 0 parked, 0 results"
+            assert ends == [
+                f"left for the other daemons of the ledger (1): {nothing}",
+                f"left for the next start: {nothing}",
+            ]
+    finally:
+        await databases.drop(url)

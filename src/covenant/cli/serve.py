@@ -226,6 +226,7 @@ def drain(call: Invocation, *, timeout_s: int | None) -> None:
     start. Requests under way then have daemon.grace_ms to end, and the command returns when the daemon has stopped
     listening.
     """
+    others = sum(node["alive"] for node in call.ask("list_nodes")["nodes"]) - 1
     progress = _follow_drain(call, timeout_s)
     call.wait_closed(STOP_S_MAX)
     kept = {name: progress[name] for name in ("leased", "queued", "parked", "results")}
@@ -233,7 +234,8 @@ def drain(call: Invocation, *, timeout_s: int | None) -> None:
     if call.answer({"handed_back": handed_back, **kept}):
         return
     put(f"drained and stopped; {handed_back} turn(s) were handed back" if handed_back else "drained and stopped")
-    put("left for the next start: " + ", ".join(f"{count} {name}" for name, count in kept.items()))
+    successor = f"the other daemons of the ledger ({others})" if others > 0 else "the next start"
+    put(f"left for {successor}: " + ", ".join(f"{count} {name}" for name, count in kept.items()))
 
 
 def _follow_drain(call: Invocation, timeout_s: int | None) -> Answer:
