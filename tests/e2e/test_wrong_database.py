@@ -19,6 +19,7 @@ from covenant.agents.runtime import job_buffer
 from covenant.ledger.postgres import batch_writer
 from covenant.ledger.postgres.open_postgres import DatabaseUnusable
 from covenant.ledger.postgres.postgres_ledger import PostgresLedger
+from covenant.model.errors import HomeUnusable
 from tests.cli.daemons import Ran, covenant
 from tests.daemon_under_test import DaemonUnderTest, open_daemon_under_test
 from tests.e2e.test_shared_ledger import call, execute, message, until
@@ -260,6 +261,34 @@ async def test_a_start_without_a_connection_says_what_to_do(tmp_path: Path, gues
     assert ran.code != 0
     assert "has no connection left" in ran.err
     assert "Traceback" not in ran.err
+
+
+HINTS: Final = {
+    "a schema that is not there": ("search_path = nowhere", "set its search_path", "search_path to the schema public"),
+    "another schema": ("search_path = other", "set its search_path", "are in the schema public"),
+    "a short time": ("statement_timeout = '1ms'", "raise the statement_timeout", "raise the statement_timeout"),
+}
+
+
+@pytest.mark.parametrize("wrong", HINTS)
+async def test_a_setting_of_the_role_that_stops_the_daemon_is_named(tmp_path: Path, guest: Guest, wrong: str) -> None:
+    setting, reason, found = HINTS[wrong]
+    home = tmp_path / "doctor"
+    async with open_daemon_under_test(home, ledger=guest.settings) as a:
+        await guest.as_owner("CREATE SCHEMA other", "GRANT CREATE, USAGE ON SCHEMA other TO {role}")
+        await guest.as_owner("ALTER ROLE {role} SET " + setting)
+        await guest.terminate()
+        await is_unready(a, reason)
+        assert found in await doctor(tmp_path, guest)
+        await guest.as_owner("ALTER ROLE {role} RESET ALL")
+        await guest.terminate()
+        await is_ready(a)
+    await guest.as_owner("ALTER ROLE {role} SET " + setting)
+    with pytest.raises((DatabaseUnusable, HomeUnusable), match=r"set the search_path|raise the statement_timeout"):
+        async with open_daemon_under_test(home, ledger=guest.settings):
+            pass
+    await guest.as_owner("ALTER ROLE {role} RESET ALL")
+    await guest.as_owner("DROP OWNED BY {role}", "DROP SCHEMA other")
 
 
 WRONGS: Final = {

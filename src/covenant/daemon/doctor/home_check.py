@@ -125,8 +125,9 @@ def _database(home: Path, settings: Settings | None) -> Iterator[CheckFinding]:
     try:
         admin = import_postgres("database_admin")
         durable = settings.ledger.durability == "fsync"
-        lost_path = home / LOST_COMMITS_NAME
-        level, troubles = asyncio.run(admin.find_troubles(url, durable=durable, lost_path=lost_path))
+        served, lost_path = mark is not None and mark.state in IN_DATABASE, home / LOST_COMMITS_NAME
+        finding = admin.find_troubles(url, durable=durable, served=served, lost_path=lost_path)
+        level, troubles = asyncio.run(finding)
         newest = admin.LEVEL
     except CovenantError as error:
         way_out = "put ledger.url right, or the database"

@@ -176,29 +176,36 @@ async def check_instance(
     if not settings.ledger.url:
         return
     admin = await asyncio.to_thread(import_postgres, "database_admin")
-    secrets, identities, is_empty = await admin.read_instance(settings.ledger.url)
-    if is_empty and not begins_ledger:
-        await asyncio.to_thread(_check_no_ledger, settings)
-    live = {each.token_sha256: each for each in identities if each.operator and each.revoked_at_ms is None}
+    instance = await admin.read_instance(settings.ledger.url)
+    if instance.is_empty and not begins_ledger:
+        await asyncio.to_thread(_check_no_ledger, settings, instance.hidden_in)
+    live = {each.token_sha256: each for each in instance.identities if each.operator and each.revoked_at_ms is None}
     if not live:
         return
     path = settings.home / TOKEN_NAME
     token = await asyncio.to_thread(read_token, path) if path.exists() else None
     if key is None or token is None or token_hash(token) not in live:
-        shared = await _unseal_secrets(keystore, secrets.get(IDENTITY))
+        shared = await _unseal_secrets(keystore, instance.secrets.get(IDENTITY))
         if shared is None or token_hash(shared.token) not in live or key not in (None, shared.key):
             raise await asyncio.to_thread(_other_instance, settings)
     elif live[token_hash(token)].agent.pubkey != operator_agent(OPERATOR_DISPLAY, key).pubkey:
         raise await asyncio.to_thread(_other_instance, settings)
 
 
-def _check_no_ledger(settings: Settings) -> None:
-    """Raises HomeUnusable if the home has a ledger already, which is not in the empty database."""
+def _check_no_ledger(settings: Settings, hidden_in: str | None) -> None:
+    """Raises HomeUnusable if the home has a ledger already, which is not in the empty database.
+
+    `hidden_in`: a schema that has the tables of a ledger, outside of the role's search_path.
+    """
     home, begin = settings.home, "begin a new one there with `covenant ledger init`"
     own = find_own_ledger(home, settings.ledger.url)
     if own is not None:
         why = f"the database has no ledger, and that of {home} is {own.place}: {own.next_step}, or {begin}"
         raise HomeUnusable(why, None)
+    if read_mark(home) is not None and hidden_in is not None:
+        why = f"{home} was served on this database, and the tables of a ledger are in its schema {hidden_in}, outside"
+        fix = f"set the search_path to that schema, and grant USAGE there, or {begin}"
+        raise HomeUnusable(f"{why} of the role's search_path: {fix}", None)
     if read_mark(home) is not None:
         why = f"the database has no ledger any more, though {home} was served on it: restore it from its backup"
         raise HomeUnusable(f"{why} and run `covenant ledger restored`, or {begin}", None)

@@ -35,6 +35,8 @@ from covenant.model.grant import GENESIS, AuditHead, AuditRow, Identity, link
 from covenant.model.ids import AgentId
 
 _FIX: Final = "put it back from a backup of the schema, or grant it to this role"
+HIDDEN: Final = "the database: the tables of a ledger are in the schema {}, outside of this role's search_path"
+HIDDEN_FIX: Final = "set the role's search_path to the schema {}, and grant it USAGE there"
 _STANDBY: Final = "the database: {} sessions wait for a synchronous standby that does not answer"
 _LEVEL: Final = "SELECT coalesce(max(level), 0)::integer FROM ledger_level"
 CHAIN: Final = "(console)"
@@ -114,6 +116,8 @@ class Instance(NamedTuple):
     identities: Sequence[Identity]
     is_empty: bool
     """Whether no daemon has served a ledger there yet."""
+    hidden_in: str | None = None
+    """If there are no tables: the schema that has those of a ledger, outside of this role's search_path."""
 
 
 async def read_instance(dsn: str) -> Instance:
@@ -124,7 +128,7 @@ async def read_instance(dsn: str) -> Instance:
     """
     async with _session(dsn) as (_, connection):
         if await connection.fetchval("SELECT to_regclass('ledger_level')") is None:
-            return Instance({}, (), is_empty=True)
+            return Instance({}, (), is_empty=True, hidden_in=await fetch_value("nodes", connection, "hidden_in"))
         if await connection.fetchval(_LEVEL) != LEVEL:
             return Instance({}, (), is_empty=False)
         rows = await fetch_rows("nodes", connection, "identities")
@@ -138,10 +142,13 @@ class Trouble(NamedTuple):
     fix: str
 
 
-async def find_troubles(dsn: str, *, durable: bool = True, lost_path: Path | None = None) -> tuple[int, list[Trouble]]:
+async def find_troubles(
+    dsn: str, *, durable: bool = True, served: bool = False, lost_path: Path | None = None
+) -> tuple[int, list[Trouble]]:
     """The level of the schema, and problems that would stop a daemon. Changes nothing.
 
-    `lost_path`: the home's file of the commits that the database has lost. Raises DatabaseUnusable and HomeUnusable.
+    `served`: the home was served on a database before, so the tables of its ledger have to be there. `lost_path`: the
+    home's file of the commits that the database has lost. Raises DatabaseUnusable and HomeUnusable.
     """
     async with _session(dsn) as (_, connection):
         troubles: list[Trouble] = []
@@ -154,10 +161,14 @@ async def find_troubles(dsn: str, *, durable: bool = True, lost_path: Path | Non
             troubles.append(Trouble(narrow, ENCODING_FIX))
         if waiting := await fetch_value("nodes", connection, "waiting_for_standby"):
             troubles.append(Trouble(_STANDBY.format(waiting), STANDBY_FIX))
+        hidden_in = await fetch_value("nodes", connection, "hidden_in")
         if await connection.fetchval("SELECT current_schema()") is None:
-            return 0, [*troubles, Trouble("the database: this role may use no schema of its search_path", _FIX)]
+            fix = _FIX if hidden_in is None else HIDDEN_FIX.format(hidden_in)
+            return 0, [*troubles, Trouble("the database: this role may use no schema of its search_path", fix)]
         is_made = await connection.fetchval("SELECT to_regclass('ledger_level')") is not None
         level: int = await connection.fetchval(_LEVEL) if is_made else 0
+        if served and level == 0 and hidden_in is not None:
+            troubles.append(Trouble(HIDDEN.format(hidden_in), HIDDEN_FIX.format(hidden_in)))
         if level == 0 and (foreign := await find_foreign(connection)) is not None:
             troubles.append(Trouble(*describe_foreign(level, foreign)))
         if level == LEVEL:

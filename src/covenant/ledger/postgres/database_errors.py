@@ -108,6 +108,16 @@ _CAUSES: Final = (
         "it is tried again; if this lasts, end what it waits for: `covenant doctor` names a standby that is away",
     ),
     (
+        (asyncpg.QueryCanceledError,),
+        "ends this daemon's statements",
+        "raise the statement_timeout of its role, of the database or in ledger.url, or find out who cancels them",
+    ),
+    (
+        (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError),
+        "shows this daemon's role no such table",
+        "set its search_path to the ledger's schema, grant USAGE, or put the table back: `covenant doctor` says which",
+    ),
+    (
         REFUSED,
         "refuses what the ledger needs",
         "give its role back its rights, or put back the table that was altered: `covenant doctor` says which",

@@ -328,6 +328,12 @@ WHERE NOT EXISTS (
     WHERE c.relname = u.name AND c.relkind = 'S' AND c.relnamespace = :schema::text::regnamespace
 )
 
+-- :hidden_in
+SELECT n.nspname::text FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+WHERE c.relname = 'ledger_level' AND c.relkind = 'r' AND n.nspname <> all(current_schemas(false))
+ORDER BY n.nspname
+LIMIT 1
+
 -- :waiting_for_standby
 -- A commit waits for a moment while all is well.
 SELECT count(*) FROM pg_stat_activity
