@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from covenant.ledger.embedded.lost_commits import read_lost_commits
 from covenant.ledger.postgres.database_admin import CHAIN, mark_restored
+from covenant.ledger.postgres.lost_commits import read_lost_commits
+from covenant.ledger.postgres.postgres_ledger import PostgresLedger
 from covenant.model.errors import HomeUnusable, Unavailable
 from tests.contracts.test_postgres_liveness import LEASE_MS, execute, membership, serves, until
 from tests.ledger_contract.driver import LedgerDriver, refused
@@ -197,7 +198,8 @@ async def test_callers_are_told_that_the_ledger_was_restored(engine: PostgresEng
 async def test_the_heartbeat_finds_out_that_the_ledger_was_restored(engine: PostgresEngine, tmp_path: Path) -> None:
     a = await joined(engine, "a", tmp_path / "a")
     member = membership(a)
-    async with a.ledger._writer.at_rest:  # type: ignore[attr-defined]  (no new run begins meanwhile)
+    assert isinstance(a.ledger, PostgresLedger)
+    async with a.ledger._writer.at_rest:  # no new run begins meanwhile
         await mark_restored(engine.url, OPERATOR, 1_000, "a row")
         await until(lambda: member.refusal is not None)
         with pytest.raises(Unavailable, match="the ledger was restored"):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from covenant.ledger.embedded.lost_commits import LOST_COMMITS_NAME
+from covenant.daemon.home import LOST_COMMITS_NAME
 from covenant.model.errors import Unavailable
 from tests.cli.daemons import Ran, covenant
 from tests.daemon_under_test import DaemonUnderTest, open_daemon_under_test

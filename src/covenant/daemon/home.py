@@ -24,6 +24,8 @@ from covenant.ledger.embedded.disk import make_owned_folder, make_private_folder
 from covenant.model.errors import CovenantError, SettingsError
 from covenant.model.ids import base58_size
 
+LOST_COMMITS_NAME: Final = "lost_commits.json"
+"""The commits that the ledger's database has lost, as far as this daemon knows."""
 TOKEN_NAME: Final = "operator.token"  # noqa: S105  (the name of a file)
 KEY_NAME: Final = "identity/local.key"
 SOCKET_NAME: Final = "sock"

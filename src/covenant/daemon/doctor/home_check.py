@@ -22,6 +22,7 @@ from covenant.daemon.environment import PASSPHRASE_VARIABLE, now_ms, program_env
 from covenant.daemon.home import (
     JOURNAL_NAME,
     KEY_NAME,
+    LOST_COMMITS_NAME,
     OTHERS,
     SOCKET_NAME,
     TOKEN_NAME,
@@ -43,7 +44,6 @@ from covenant.ledger.embedded.disk import MIB, free_bytes
 from covenant.ledger.embedded.journal.recovery import lock_home
 from covenant.ledger.embedded.journal.segments import list_segments
 from covenant.ledger.embedded.journal.shipped_segments import read_status
-from covenant.ledger.embedded.lost_commits import LOST_COMMITS_NAME
 from covenant.ledger.embedded.moved_mark import IN_DATABASE, MARK_NAME, read_mark
 from covenant.ledger.embedded.open import RESTORING_NAME
 from covenant.model.errors import CovenantError, HomeLocked, HomeUnusable, Invalid, SettingsError

@@ -23,6 +23,7 @@ import msgspec
 from covenant.daemon.environment import PASSPHRASE_VARIABLE, environment, machine_name, now_ms
 from covenant.daemon.home import (
     KEY_NAME,
+    LOST_COMMITS_NAME,
     TOKEN_NAME,
     UnsafeHome,
     make_home,
@@ -42,7 +43,6 @@ from covenant.exchange.access.identities import operator_agent
 from covenant.ledger.clock import uuid_source
 from covenant.ledger.contract.blobs import BlobStore
 from covenant.ledger.contract.ledger import Ledger, SharedLedger
-from covenant.ledger.embedded.lost_commits import LOST_COMMITS_NAME, save_lost_commits
 from covenant.ledger.embedded.moved_mark import find_own_ledger, read_mark
 from covenant.ledger.embedded.open import CLOCK_NAME, load_ages, save_ages
 from covenant.mailbox import local_agent
@@ -331,7 +331,7 @@ async def move_ledger(settings: Settings, *, out: bool) -> Mapping[str, Any]:
     """Moves the ledger into the database, or `out` of it. Returns what was moved, by kind. Raises CovenantError."""
     if settings.blobs.url:
         raise SettingsError("files are moved between the home and the database alone: move without blobs.url")
-    import_postgres("open_postgres")
+    forget_lost = import_postgres("lost_commits").forget_lost_commits
     from covenant.ledger.transfer.ledger_move import Mover, check_has_ledger  # noqa: PLC0415  (it needs the extra)
 
     if not out:
@@ -356,13 +356,13 @@ async def move_ledger(settings: Settings, *, out: bool) -> Mapping[str, Any]:
     if not out:
         moved = await mover.move_in()
         await asyncio.to_thread(keystore.drop_prekeys)
-        await asyncio.to_thread(save_lost_commits, settings.home / LOST_COMMITS_NAME, None)
+        await asyncio.to_thread(forget_lost, settings.home / LOST_COMMITS_NAME)
         return moved
     await check_instance(settings, keystore, key)
     await _save_keys(settings, keystore, key)
     measures = await mover.move_out()
     await _save_keys(settings, keystore, key)  # a daemon may have replaced some before it stopped
-    await asyncio.to_thread(save_lost_commits, settings.home / LOST_COMMITS_NAME, None)
+    await asyncio.to_thread(forget_lost, settings.home / LOST_COMMITS_NAME)
     return measures
 
 

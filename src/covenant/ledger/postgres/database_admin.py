@@ -12,6 +12,7 @@ import msgspec
 
 from covenant.ledger.postgres.connections import Connections, execute, fetch_rows, fetch_value
 from covenant.ledger.postgres.database_errors import STANDBY_FIX, UNAVAILABLE
+from covenant.ledger.postgres.lost_commits import LOST, LOST_FIX, find_lost_commits
 from covenant.ledger.postgres.migrations import (
     ENCODING_FIX,
     LEVEL,
@@ -30,7 +31,6 @@ from covenant.ledger.postgres.migrations import (
 from covenant.ledger.postgres.open_postgres import unusable
 from covenant.ledger.postgres.queue_head import PLACE_BITS
 from covenant.ledger.postgres.registers import IDENTITY, decode_row
-from covenant.ledger.postgres.rolled_back import LOST, LOST_FIX, find_lost_commits
 from covenant.model.grant import GENESIS, AuditHead, AuditRow, Identity, link
 from covenant.model.ids import AgentId
 

@@ -19,16 +19,15 @@ from typing import Any, Final
 import asyncpg
 
 from covenant.ledger.contract.identities import Register, RegisterChange
-from covenant.ledger.embedded.lost_commits import Batch
 from covenant.ledger.postgres.connections import SETTINGS, Connections, execute, fetch_rows, fetch_value
 from covenant.ledger.postgres.counters import Count, Counters
 from covenant.ledger.postgres.database_errors import UNAVAILABLE, describe_trouble, fenced, lost_if_dropped, translated
+from covenant.ledger.postgres.lost_commits import CODE, Batch, SeenBatches, rolled_back
 from covenant.ledger.postgres.migrations import LEVEL
 from covenant.ledger.postgres.news import CHANNEL, Topics, decode_topics
 from covenant.ledger.postgres.node_runs import Joined, join
 from covenant.ledger.postgres.old_rows import remove_old_rows
 from covenant.ledger.postgres.registers import Registers, decode_row, refresh_registers
-from covenant.ledger.postgres.rolled_back import CODE, SeenBatches, rolled_back
 from covenant.ledger.postgres.singletons import Singletons
 from covenant.model.errors import Unavailable
 from covenant.model.peers.instance import InstanceId

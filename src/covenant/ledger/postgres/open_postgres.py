@@ -12,11 +12,11 @@ from covenant.ledger.clock import PAUSE_MS, Clock, keep_nothing, uuid_source
 from covenant.ledger.postgres.blob_rows import BlobRows, UploadBytes
 from covenant.ledger.postgres.connections import CONNECT_S, Connections
 from covenant.ledger.postgres.database_errors import UNAVAILABLE, describe_trouble
+from covenant.ledger.postgres.lost_commits import check_lost_commits
 from covenant.ledger.postgres.migrations import check_durability, check_tasks, migrate
 from covenant.ledger.postgres.node_runs import join
 from covenant.ledger.postgres.nodes import LEASE_MS
 from covenant.ledger.postgres.postgres_ledger import PostgresLedger
-from covenant.ledger.postgres.rolled_back import check_lost_commits
 from covenant.model.clock_steps import STEADY, Ages
 from covenant.model.errors import CovenantError
 from covenant.model.settings import Limits

@@ -1,4 +1,7 @@
-"""A database that has lost acknowledged commits: how a daemon notices it, and until when it refuses that database."""
+"""A database that has lost acknowledged commits: how a daemon notices it, and until when it refuses that database.
+
+A file in the home keeps the loss, so that a daemon that is started again refuses the database, too.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import asyncpg
+import msgspec
 
-from covenant.ledger.embedded.disk import unusable_by
-from covenant.ledger.embedded.lost_commits import Batch, LostCommits, read_lost_commits, save_lost_commits
+from covenant.ledger.embedded.disk import replace_private, sync_dir, unusable_by
 from covenant.ledger.postgres.connections import fetch_rows
 from covenant.ledger.postgres.node_runs import Joined
-from covenant.model.errors import Unavailable
+from covenant.model.errors import HomeUnusable, Unavailable
 
 CODE: Final = "ledger_rolled_back"
 LOST: Final = (
@@ -23,6 +26,39 @@ LOST: Final = (
 LOST_FIX: Final = "Bring back the right one, or accept the loss with `covenant ledger restored`"
 
 log = logging.getLogger(__name__)
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """The last batch of a writer that this daemon has seen, and the run that wrote it. None: the run is unknown."""
+
+    writer: int
+    seq: int
+    boot: str | None
+
+
+class LostCommits(msgspec.Struct, frozen=True, kw_only=True):
+    sign: str
+    """How the loss was noticed."""
+    restored_at_ms: int
+    """When the ledger was last marked as restored: a later mark accepts the loss."""
+    batches: tuple[Batch, ...]
+    """The database has lost none of its commits if it has all of these."""
+
+
+def read_lost_commits(path: Path) -> LostCommits | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=LostCommits)
+    except FileNotFoundError:
+        return None
+    except msgspec.MsgspecError as error:
+        fix = "delete it if the ledger's database has lost nothing, or run `covenant ledger restored` before"
+        raise HomeUnusable(f"{path} cannot be read ({error}); {fix}", None) from error
+
+
+def forget_lost_commits(path: Path) -> None:
+    if path.exists():
+        path.unlink()
+        sync_dir(path.parent)
 
 
 def rolled_back(sign: str) -> Unavailable:
@@ -74,7 +110,10 @@ class SeenBatches:
         if self.path is None or lost == self._saved:
             return
         try:
-            save_lost_commits(self.path, lost)
+            if lost is not None:
+                replace_private(self.path, msgspec.json.encode(lost))
+            else:
+                forget_lost_commits(self.path)
         except OSError as error:
             if self._failure != (reason := str(error)):
                 self._failure = reason
@@ -91,7 +130,7 @@ async def check_lost_commits(connection: asyncpg.Connection[Any], path: Path) ->
     if (sign := await find_lost_commits(connection, path)) is not None:
         raise rolled_back(f"{sign}; {path} keeps that")
     try:
-        await asyncio.to_thread(save_lost_commits, path, None)
+        await asyncio.to_thread(forget_lost_commits, path)
     except OSError as error:
         raise unusable_by(error, path) from error
 
