@@ -6,6 +6,7 @@ import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import asyncpg
 import pytest
 
 from covenant.ledger.postgres.database_admin import CHAIN, mark_restored
@@ -101,6 +102,38 @@ async def test_a_running_daemon_forgets_a_loss_that_was_accepted_or_is_over(
     await execute(engine, "UPDATE writers SET seq = seq + 1")
     await until(lambda: serves(a, 3))
     assert not path.exists()
+
+
+async def test_a_new_run_is_tried_again_if_the_database_goes_away_as_it_begins(
+    engine: PostgresEngine, tmp_path: Path
+) -> None:
+    a = await joined(engine, "a", tmp_path / "lost.json")
+    begin, tries = membership(a)._on_fenced, list[int]()
+
+    async def begin_at_the_second_try() -> None:
+        tries.append(1)
+        if len(tries) == 1:
+            raise asyncpg.ConnectionDoesNotExistError("the connection was closed in the middle of operation")
+        await begin()
+
+    membership(a)._on_fenced = begin_at_the_second_try
+    await a.send(make_task(1))
+    await lose(engine, "a", 1)
+    await is_refused(a)
+    await execute(engine, "UPDATE writers SET seq = seq + 1")
+    await until(lambda: serves(a, 2))
+    assert len(tries) == 2
+
+
+async def test_a_daemon_stops_although_the_database_refuses_to_let_it_leave(
+    engine: PostgresEngine, tmp_path: Path
+) -> None:
+    a = await joined(engine, "a", tmp_path / "lost.json")
+    await execute(engine, "ALTER TABLE nodes RENAME TO elsewhere")
+    try:
+        await engine.close_one(a.ledger)
+    finally:
+        await execute(engine, "ALTER TABLE elsewhere RENAME TO nodes")
 
 
 async def test_a_restarted_daemon_serves_a_database_that_has_the_lost_commits_again(

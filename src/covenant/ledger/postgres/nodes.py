@@ -91,7 +91,8 @@ class Membership:
         self._on_beat, self._on_fenced, self._on_begun = on_beat, on_fenced, on_begun
         self._begun_boots: set[str] = set()
         """Runs that were begun here: the answer to one may have been lost."""
-        self._begun_anew = False
+        self._begun_anew = self._is_ended = False
+        """`_is_ended`: this run is over. The next one begins at a heartbeat at which the database answers."""
         self._alive: dict[str, str] = {node: joined.boot}
         """The boot of each living node."""
         self.level = LEVEL
@@ -192,7 +193,7 @@ class Membership:
 
     async def close(self) -> None:
         await self._stop()
-        with suppress(TimeoutError, *UNAVAILABLE), lost_if_dropped():
+        with suppress(TimeoutError, asyncpg.PostgresError, *UNAVAILABLE), lost_if_dropped():
             async with asyncio.timeout(self._lease_ms / 1_000):
                 connection = await self._connect()
                 await _execute(connection, "leave", node=self._node, boot=self._joined.boot)
@@ -314,12 +315,14 @@ class Membership:
         if self._is_rolled_back:
             self._seen_batches.save(self._sign, joined, written)  # it may have failed before
         is_ours = row["boot"] == joined.boot or row["boot"] in self._begun_boots
-        is_over = is_ours and (row["lost_at_ms"] or row["boot"] != joined.boot or self._is_rolled_back)
+        is_over = is_ours and (
+            row["lost_at_ms"] or row["boot"] != joined.boot or self._is_rolled_back or self._is_ended
+        )
         # Otherwise no new run begins: it would not know the batches that this one has seen and the database has lost.
         is_restored = row["restored_at_ms"] > joined.restored_at_ms
         if is_restored or (self._is_in_order(await _rows(connection, "writers"), written) and is_over):
             log.warning("ledger.fenced", extra={"node": self._node})
-            self.refusal = fenced(restored=is_restored)
+            self.refusal, self._is_ended = fenced(restored=is_restored), True
             self._connections.drop_all(but=connection)  # nothing of the run that was lost is committed any more
             self._seen_batches.forget()
             await self._on_fenced()
@@ -350,7 +353,7 @@ class Membership:
         self._begun_boots.add(boot)
         connection = await self._connect()
         self._joined = joined = await join(connection, node=self._node, boot=boot, lease_ms=self._lease_ms)
-        self.written, self._begun_anew = joined.seq, True
+        self.written, self._begun_anew, self._is_ended = joined.seq, True, False
         self.singletons.forget()
         return joined
 
