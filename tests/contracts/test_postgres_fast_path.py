@@ -27,6 +27,7 @@ from covenant.ledger.postgres.queue_head import LAG_S, LOOK_S, LOWEST, Floors
 from covenant.ledger.postgres.sql import Statement, statement
 from covenant.model.grant import send_actions
 from covenant.model.task_event import StatusUpdate
+from tests.contracts.test_postgres_liveness import membership, until
 from tests.ledger_contract.driver import LedgerDriver
 from tests.ledger_contract.grants import give, sending
 from tests.ledger_contract.postgres_engine import PostgresEngine
@@ -202,7 +203,7 @@ async def test_counts_are_rows_of_their_own_while_a_daemon_lives_that_knows_no_o
         await connection.execute(
             "INSERT INTO nodes (node, boot, seen_ms, until_ms, level) VALUES ('old', 'old', 0, 1::bigint << 60, 12)"
         )
-        await a.ledger._membership._read_nodes()
+        await until(lambda: membership(a).level == 12)
         before = await connection.fetchval("SELECT count(*) FROM counted")
         await a.send(make_task(1))
         assert await connection.fetchval("SELECT count(*) FROM counted") == before
