@@ -68,9 +68,9 @@ def rolled_back(sign: str) -> Unavailable:
 class SeenBatches:
     """The batches that this run has seen and the database has lost."""
 
-    def __init__(self) -> None:
-        self.path: Path | None = None
-        """The file in the home that keeps them."""
+    def __init__(self, path: Path | None) -> None:
+        """`path`: the file in the home that keeps them; None: there is no home."""
+        self._path = path
         self._saved: LostCommits | None = None
         self._failure = ""
         """Why the file could not be written."""
@@ -107,17 +107,17 @@ class SeenBatches:
 
     def _replace(self, lost: LostCommits | None) -> None:
         """The refusal does not depend on the file: if that cannot be written, the next heartbeat tries it again."""
-        if self.path is None or lost == self._saved:
+        if self._path is None or lost == self._saved:
             return
         try:
             if lost is not None:
-                replace_private(self.path, msgspec.json.encode(lost))
+                replace_private(self._path, msgspec.json.encode(lost))
             else:
-                forget_lost_commits(self.path)
+                forget_lost_commits(self._path)
         except OSError as error:
             if self._failure != (reason := str(error)):
                 self._failure = reason
-                log.warning("ledger.loss_not_saved", extra={"path": str(self.path), "reason": reason})
+                log.warning("ledger.loss_not_saved", extra={"path": str(self._path), "reason": reason})
         else:
             self._saved, self._failure = lost, ""
 

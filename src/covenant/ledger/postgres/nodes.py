@@ -69,6 +69,7 @@ class Membership:
         node: str,
         joined: Joined,
         lease_ms: int,
+        lost_path: Path | None,
         registers: Registers,
         counters: Counters,
         on_news: Callable[[Topics], None],
@@ -103,7 +104,7 @@ class Membership:
         """By writer: the last batch whose news were read."""
         self._boots: dict[int, str] = {}
         """By writer: its run, as of the last look."""
-        self._seen_batches = SeenBatches()
+        self._seen_batches = SeenBatches(lost_path)
         self._connection: asyncpg.Connection[Any] | None = None
         self._poll_soon = asyncio.Event()
         self._own: deque[tuple[int, Sequence[Count]]] = deque(maxlen=OWN_KEPT)
@@ -171,8 +172,7 @@ class Membership:
     def living(self) -> int:
         return max(1, len(self._alive))
 
-    async def begin(self, lost_path: Path | None) -> None:
-        self._seen_batches.path = lost_path
+    async def begin(self) -> None:
         await self._connect()
         await self._reload()
         await self._read_nodes()

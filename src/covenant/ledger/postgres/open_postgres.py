@@ -84,13 +84,14 @@ async def open_postgres_ledger(
         connections,
         joined=joined,
         lease_ms=lease_ms,
+        lost_path=lost_path,
         node=node,
         clock=guarded,
         new_id=new_id,
         limits=limits or Limits(),
     )
     try:
-        await ledger.begin(lost_path)
+        await ledger.begin()
     except (*UNAVAILABLE, asyncpg.PostgresError) as error:
         await ledger.abort()
         raise unusable(error) from error

@@ -98,14 +98,14 @@ class PostgresLedger:
         *,
         joined: Joined,
         lease_ms: int,
+        lost_path: Path | None,
         node: str,
         clock: Clock,
         new_id: Callable[[], str],
         limits: Limits,
     ) -> None:
-        self.node, self.boot = node, joined.boot
-        self.clock, self.now_ms, self.limits = clock, clock.now_ms, limits
-        self._connections, self._new_id, self._resolved = connections, new_id, 0
+        self.node, self.boot, self._new_id, self._resolved = node, joined.boot, new_id, 0
+        self.clock, self.now_ms, self.limits, self._connections = clock, clock.now_ms, limits, connections
         self._registers = registers = Registers()
         self._counters, self._history, self._tenant_rows = Counters(), History(connections), TenantRows(connections)
         self._audit, self._hot_tables = AuditLog(connections), HotTables(connections)
@@ -114,9 +114,8 @@ class PostgresLedger:
         self._due = FirstDue(lambda: self._history.value("next_due"), self.now_ms)
         self._task_waiters = QueueWaiters(lambda recipient: self._is_pending("queued", recipient))
         self._result_waiters = QueueWaiters(lambda sender: self._is_pending("settled", sender))
-        self._watchers = watchers = TaskWatchers(self.clock.now_ms())
-        self.changes = watchers.changes
-        self._steps = StepFollower(self._history.steps, self._generation)
+        self._watchers = watchers = TaskWatchers(clock.now_ms())
+        self.changes, self._steps = watchers.changes, StepFollower(self._history.steps, self._generation)
         self.on_push, self.on_peer, self.on_registers = watchers.on_push, watchers.on_peer, watchers.on_registers
         self.task_waiter: Callable[[PublicKey | None], QueueWaiter] = self._task_waiters.waiter
         self.result_waiter: Callable[[PublicKey | None], QueueWaiter] = self._result_waiters.waiter
@@ -129,6 +128,7 @@ class PostgresLedger:
             node=node,
             joined=joined,
             lease_ms=lease_ms,
+            lost_path=lost_path,
             registers=registers,
             counters=self._counters,
             on_news=self._apply_news,
@@ -162,8 +162,8 @@ class PostgresLedger:
             on_registers=self._registers_changed,
         )
 
-    async def begin(self, lost_path: Path | None) -> None:
-        await self._membership.begin(lost_path)
+    async def begin(self) -> None:
+        await self._membership.begin()
         self._resolved = self._counters.get("resolved")
 
     async def _on_beat(self, connection: asyncpg.Connection[Any]) -> None:
