@@ -187,6 +187,15 @@ async def test_a_reader_whose_place_is_not_known_reads_everything_anew(operator:
         assert (await feed.next())[0] == "resync"
 
 
+async def test_a_place_in_another_run_is_not_known(daemon: DaemonUnderTest, operator: Browser) -> None:
+    async with follow(operator) as feed:
+        stuck = await leave_stuck(daemon)
+        await until_told(feed, stuck.task_id, "in_flight")
+        position = feed.seen.partition(".")[2]
+    async with follow(operator, f"00000000.{position}") as feed:
+        assert (await feed.next())[0] == "resync"
+
+
 async def test_after_a_restart_a_reader_reads_everything_anew(short_path: Path) -> None:
     async with (
         open_daemon_under_test(short_path / "home") as daemon,
@@ -315,7 +324,7 @@ def test_whoever_was_away_for_long_is_told_of_few_tasks_each_once() -> None:
         FeedRound(position=each, tasks=[row("same"), *(row(f"t{each}-{n}") for n in range(4))], more=7)
         for each in (9, 8)
     ]
-    event, data = write_all_frames(rounds).decode().splitlines()[1:3]
+    event, data = write_all_frames(rounds, "place").decode().splitlines()[1:3]
     told = json.loads(data.removeprefix("data: "))
     assert event == "event: tasks"
     assert [each["task_id"] for each in told["tasks"]] == ["same", "t9-0", "t9-1", "t9-2", "t9-3"]

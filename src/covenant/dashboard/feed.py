@@ -1,5 +1,5 @@
-"""`/ui/feed`: changes of the ledger as server-sent events. An event's id is the ledger's durable position; a tenant's
-is sealed, since a position counts the records of everybody.
+"""`/ui/feed`: changes of the ledger as server-sent events. An event's id names the daemon's run and a position in it.
+A tenant's is sealed, since a position counts the records of everybody.
 
 One collector serves all readers. Each round it takes the changes, looks up the few tasks that the round names, keeps
 the round in a bounded ring, and wakes the readers. Each reader has its own place in the ring, so a slow reader delays
@@ -47,6 +47,8 @@ LINGER_S: Final = 60.0
 """Changes are still collected for this long after the last reader left: that reader may be loading its next page."""
 PER_SESSION_MAX: Final = 8
 LAST_SEEN_MAX: Final = 18
+NOWHERE: Final = -1
+"""A position that no ring holds."""
 NAMES_MAX: Final = 100
 """The most peers, or tasks with pushes, that one event names."""
 OWNERS_MAX: Final = 50_000
@@ -293,6 +295,8 @@ class FeedEndpoint(Endpoint):
         self._sessions = sessions
         self._base_url = base_url
         self._node = node
+        self._run: Final = secrets.token_hex(4)
+        """Positions of another run, or of another daemon, mean nothing in this one."""
         self.collector: Final = FeedCollector(self._ledger, followers_max=followers_max)
         self._written_frames: tuple[tuple[int, int], bytes] = ((-1, -1), b"")
         """The frames last written for readers that see everything, with the positions that they span."""
@@ -356,30 +360,34 @@ class FeedEndpoint(Endpoint):
             return write_tenant_frames(rounds, session.tenant, self._place(session, rounds[0].position))
         span = position, rounds[0].position
         if self._written_frames[0] != span:
-            self._written_frames = span, write_all_frames(rounds)
+            self._written_frames = span, write_all_frames(rounds, self._place(session, span[1]))
         return self._written_frames[1]
 
     def _place(self, session: UiSession, position: int) -> str:
         """The id of an event at this position."""
         if session.role is not Role.TENANT:
-            return str(position)
+            return f"{self._run}.{position}"
         # With a nonce: equal places would tell a tenant that the other tenants did nothing in between.
         return self._cursors.seal(self._sealing_purpose(session), f"{position} {secrets.token_hex(8)}")
 
     def _sealing_purpose(self, session: UiSession) -> str:
         """The purpose that a tenant's place is sealed for. A place from before the counting began cannot be opened."""
-        return f"feed {session.tenant} {self.collector.epoch}"
+        return f"feed {session.tenant} {self._run} {self.collector.epoch}"
 
     def _last_seen(self, session: UiSession, scope: Scope) -> int | None:
-        """The position that the browser saw last; None at the start, 0 (so `resync`) if malformed."""
+        """The position that the browser saw last; None at the start, `NOWHERE` (so `resync`) if not of this run."""
         text = next(
             (value.strip().decode("latin-1") for name, value in scope["headers"] if name == b"last-event-id"), None
         )
-        if text is not None and session.role is Role.TENANT:
-            text = self._cursors.open(self._sealing_purpose(session), text).partition(" ")[0]
         if text is None:
             return None
-        return int(text) if text.isascii() and text.isdigit() and len(text) <= LAST_SEEN_MAX else 0
+        if session.role is Role.TENANT:
+            position = self._cursors.open(self._sealing_purpose(session), text).partition(" ")[0]
+        else:
+            run, _, position = text.partition(".")
+            position = position if run == self._run else ""
+        well_formed = position.isascii() and position.isdigit() and len(position) <= LAST_SEEN_MAX
+        return int(position) if well_formed else NOWHERE
 
 
 def write_tenant_frames(rounds: Sequence[FeedRound], tenant: str | None, place: str) -> bytes:
@@ -390,8 +398,8 @@ def write_tenant_frames(rounds: Sequence[FeedRound], tenant: str | None, place: 
     return _frame("tasks", place, {"tasks": named, "more": more}) if named or more else b""
 
 
-def write_all_frames(rounds: Sequence[FeedRound]) -> bytes:
-    position = str(rounds[0].position)
+def write_all_frames(rounds: Sequence[FeedRound], place: str) -> bytes:
+    """The frames for readers who may see everything."""
     rows = _latest_states(row for each in rounds for row in each.tasks)
     named = rows[:LATEST_MAX]
     more = sum(each.more for each in rounds) + len(rows) - len(named)
@@ -400,15 +408,15 @@ def write_all_frames(rounds: Sequence[FeedRound]) -> bytes:
     audited = sum(each.audited for each in rounds)
     frames: list[bytes] = []
     if named or more:
-        frames.append(_frame("tasks", position, {"tasks": named, "more": more}))
+        frames.append(_frame("tasks", place, {"tasks": named, "more": more}))
     if peers:
-        frames.append(_frame("peers", position, {"peers": peers[:NAMES_MAX]}))
+        frames.append(_frame("peers", place, {"peers": peers[:NAMES_MAX]}))
     if pushes:
-        frames.append(_frame("pushes", position, {"tasks": pushes[:NAMES_MAX]}))
+        frames.append(_frame("pushes", place, {"tasks": pushes[:NAMES_MAX]}))
     if audited:
-        frames.append(_frame("audit", position, {"count": audited}))
+        frames.append(_frame("audit", place, {"count": audited}))
     if any(each.nodes for each in rounds):
-        frames.append(_frame("nodes", position, {}))
+        frames.append(_frame("nodes", place, {}))
     return b"".join(frames)
 
 

@@ -114,7 +114,7 @@ class PostgresLedger:
         self._due = FirstDue(lambda: self._history.value("next_due"), self.now_ms)
         self._task_waiters = QueueWaiters(lambda recipient: self._is_pending("queued", recipient))
         self._result_waiters = QueueWaiters(lambda sender: self._is_pending("settled", sender))
-        self._watchers = watchers = TaskWatchers(clock.now_ms())
+        self._watchers = watchers = TaskWatchers(0)
         self.changes, self._steps = watchers.changes, StepFollower(self._history.steps, self._generation)
         self.on_push, self.on_peer, self.on_registers = watchers.on_push, watchers.on_peer, watchers.on_registers
         self.task_waiter: Callable[[PublicKey | None], QueueWaiter] = self._task_waiters.waiter
