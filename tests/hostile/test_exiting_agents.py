@@ -21,8 +21,8 @@ class Odd(BaseException):
 
 RAISED = {"interrupt": KeyboardInterrupt, "exit": SystemExit, "odd": Odd}
 
-plain, plain_stream, steps, stream, helper, echo, hog = map(
-    Agent, ("plain", "plain-stream", "steps", "stream", "helper", "echo", "hog")
+plain, plain_stream, steps, stream, helper, echo, hog, slow = map(
+    Agent, ("plain", "plain-stream", "steps", "stream", "helper", "echo", "hog", "slow")
 )
 
 @plain
@@ -57,6 +57,15 @@ async def repeat(turn):
 async def blocks_the_loop(turn):
     (Path(__file__).parent / "begun").touch()
     time.sleep(600)
+
+@slow
+async def ignores_its_cancellation(turn):
+    (Path(__file__).parent / "begun").touch()
+    while True:
+        try:
+            await asyncio.sleep(600)
+        except asyncio.CancelledError:
+            pass
 """
 
 
@@ -99,3 +108,21 @@ def test_a_stop_ends_although_an_agent_blocks_the_loop(
         with pytest.raises(ConnectionError):
             asked.result()
     assert "daemon.held" in (short_path / "home.log").read_text()
+
+
+def test_a_stop_that_is_slow_is_no_crash_while_the_loop_runs(start_daemon: StartDaemon, short_path: Path) -> None:
+    agents = short_path / "agents.py"
+    agents.write_text(AGENTS)
+    daemon = start_daemon(
+        str(agents),
+        env={"COVENANT_DAEMON_GRACE_MS": "0"},
+        constants={"covenant.daemon.lifecycle.BLOCKED_END_S": 1.5},  # the stop waits two seconds for the agent
+    )
+    token = operator_token(daemon.home)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(send, daemon.url, token, "slow", "x")
+        until((short_path / "begun").exists)
+        assert daemon.stop() == 0
+    log = (short_path / "home.log").read_text()
+    assert "daemon.held" not in log
+    assert "daemon.abandoned agents=slow" in log

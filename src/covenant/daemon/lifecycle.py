@@ -19,6 +19,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
@@ -45,7 +46,10 @@ from covenant.model.errors import Unavailable
 END_S: Final = 5.0
 """The longest time from the last record to the end of the process."""
 BLOCKED_END_S: Final = 5.0
-"""The longest time from the end of the grace time to the end of the process, if the loop is blocked."""
+"""A loop that runs nothing for this long after the grace time is blocked: the process ends."""
+SLOW_END_S: Final = 30.0
+"""The longest time from the end of the grace time to the end of the process, if the loop is not blocked."""
+LOOP_PROBE_S: Final = 0.5
 DRAIN_REPORT_S: Final = 2.0
 """The longest time from the end of a drain to the stop: a client that follows the drain asks how it ended."""
 HOME_FILES_MAX: Final = 256
@@ -88,7 +92,9 @@ def _end_soon(abandoned: Sequence[str], log: Log) -> None:
 
     if abandoned:
         end(*abandoned)
-    _start_timer(END_S, end)
+    timer = threading.Timer(END_S, end)
+    timer.daemon = True
+    timer.start()
 
 
 def _exit(code: int) -> NoReturn:
@@ -97,34 +103,30 @@ def _exit(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _start_timer(after_s: float, call: Any) -> threading.Timer:
-    timer = threading.Timer(after_s, call)
-    timer.daemon = True
-    timer.start()
-    return timer
-
-
 class StopSignals:
     """`stop_requested` is set by the first signal, `hurried` by the second.
 
-    If an agent blocks the loop, a thread ends the process `BLOCKED_END_S` after the grace time, as a crash would.
+    After the grace time a thread watches the loop. It ends the process, as a crash would, if an agent blocks the loop
+    for `BLOCKED_END_S`, or if the stop takes `SLOW_END_S`. A stop that is only slow, as on a busy machine, goes on.
     """
 
     def __init__(self, grace_s: float, log: Log) -> None:
         self.stop_requested = asyncio.Event()
         self.hurried = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self._end_s = grace_s + BLOCKED_END_S
+        self._grace_s = grace_s
         self._log = log
-        self._timer: threading.Timer | None = None
+        self._closed = threading.Event()
+        self._guard: threading.Thread | None = None
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._handle)
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as `nohup` has it
             signal.signal(signal.SIGHUP, self._handle)
 
     def _handle(self, _number: int, _frame: FrameType | None) -> None:
-        if self._timer is None:
-            self._timer = _start_timer(self._end_s, self._end_blocked)
+        if self._guard is None:
+            self._guard = threading.Thread(target=self._end_held, daemon=True)
+            self._guard.start()
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._count_signal)
 
@@ -133,12 +135,27 @@ class StopSignals:
 
     def close(self) -> None:
         """Everything is written and closed: `run_to_end` ends the process."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._closed.set()
 
-    def _end_blocked(self) -> None:
-        self._log.warning("daemon.held", why="the stop did not end in time: an agent blocks the loop")
-        _exit(1)
+    def _end_held(self) -> None:
+        if self._closed.wait(self._grace_s):
+            return
+        latest_s = time.monotonic() + SLOW_END_S
+        why = "the stop did not end in time"
+        while time.monotonic() < latest_s:
+            if not self._loop_runs():
+                why = "an agent blocks the loop"
+                break
+            if self._closed.wait(LOOP_PROBE_S):
+                return
+        if not self._closed.is_set():
+            self._log.warning("daemon.held", why=why)
+            _exit(1)
+
+    def _loop_runs(self) -> bool:
+        ran = threading.Event()
+        self._loop.call_soon_threadsafe(ran.set)
+        return ran.wait(BLOCKED_END_S)
 
 
 def fit_open_files(settings: Settings, log: Log) -> Settings:
