@@ -21,7 +21,6 @@ from tests.ledger_contract.postgres_server import Databases
 from tests.ledger_contract.samples import make_task, ok, task_id
 from tests.waits import eventually
 
-LEASE_MS: Final = 1_000
 SHOP: Final = CatalogueAgent(tenant=DEFAULT, definition=AgentDefinition(id="shop", kind="worker"), source="code")
 
 
@@ -29,7 +28,7 @@ SHOP: Final = CatalogueAgent(tenant=DEFAULT, definition=AgentDefinition(id="shop
 async def engine(databases: Databases, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[PostgresEngine]:
     monkeypatch.setattr(nodes, "TIDY_S", 0.0)
     url = await databases.borrow()
-    engine = PostgresEngine(url, lease_ms=LEASE_MS)
+    engine = PostgresEngine(url)
     yield engine
     await engine.close()
     await databases.give_back(url)
