@@ -99,7 +99,7 @@ async def _second(ledger: EmbeddedLedger, records: Sequence[Record]) -> float:
         changes.position = some[-1][2]
         position = collector.ring.position
         await collector.run_round(counting=number % ROUNDS_PER_COUNT == 0)
-        written = write_all_frames(collector.ring.since(position) or ())
+        written = write_all_frames(collector.ring.since(position) or (), place=str(changes.position))
         assert written
     spent = process_time() - began
     changes.end()
