@@ -35,7 +35,7 @@ from covenant.ledger.machine.states import FINISHED, QUEUED, SETTLED
 from covenant.ledger.machine.view import Archived
 from covenant.ledger.watchers import KeyedWakeups, QueueWaiters, TaskWatchers
 from covenant.model.agent_definition import CatalogueAgent
-from covenant.model.errors import OverLimit, Unavailable, storage_failed
+from covenant.model.errors import OverLimit, Refusal, Unavailable, storage_failed
 from covenant.model.ids import PublicKey, TaskId
 from covenant.model.peers.instance import InstanceId
 from covenant.model.settings import Limits
@@ -120,6 +120,8 @@ class EmbeddedLedger(Reads):
         try:
             try:
                 answer: A = DECISIONS[type(command)](context, command)  # what `decide` does, without its call
+            except Refusal as refusal:
+                raise CommandRefused(refusal, events) from None
             except BodyNeeded as needed:
                 decision, now_ms = await self._decide_with_bodies(command, needed.task_id)
                 events, answer = decision.events, decision.answer

@@ -59,17 +59,13 @@ RESUMED_KEPT_MS: Final = CATCH_UP_S_MAX * 1000
 def enroll(decide: DecisionContext, command: Enroll) -> Identity:
     identity = command.identity
     if decide.view.identities(identity.agent.display):
-        raise decide.refuse(
-            Conflict(
-                "display_taken",
-                f"{identity.agent.display} is enrolled already; rotate its token, or revoke it first",
-            )
+        raise Conflict(
+            "display_taken",
+            f"{identity.agent.display} is enrolled already; rotate its token, or revoke it first",
         )
     taken = decide.view.identities(identity.agent.pubkey)
     if taken:
-        raise decide.refuse(
-            Conflict("pubkey_taken", f"this key is enrolled already, as {taken[0].agent.display}; enroll another")
-        )
+        raise Conflict("pubkey_taken", f"this key is enrolled already, as {taken[0].agent.display}; enroll another")
     decide.add(IdentityEnrolled(identity))
     decide.audit(
         command.by,
@@ -105,7 +101,7 @@ def revoke_identity(decide: DecisionContext, command: RevokeIdentity) -> Identit
 def rotate_token(decide: DecisionContext, command: RotateToken) -> Identity:
     old = _identity(decide, command.token_sha256)
     if old.revoked_at_ms is not None:
-        raise decide.refuse(Conflict("identity_revoked", "this token was revoked; enroll the identity anew"))
+        raise Conflict("identity_revoked", "this token was revoked; enroll the identity anew")
     new = replace(
         old,
         token_sha256=command.new_token_sha256,
@@ -203,7 +199,7 @@ def write_audit_row(decide: DecisionContext, command: WriteAuditRow) -> None:
 def _identity(decide: DecisionContext, token_sha256: str) -> Identity:
     identity = decide.view.identity(token_sha256)
     if identity is None:
-        raise decide.refuse(NotFound("unknown_identity", "no identity has this token"))
+        raise NotFound("unknown_identity", "no identity has this token")
     return identity
 
 
@@ -211,19 +207,15 @@ def add_tenant(decide: DecisionContext, command: AddTenant) -> Tenant:
     name = command.tenant.name
     known = decide.view.tenant(name)
     if known is not None and known.removal is not None:
-        raise decide.refuse(being_removed(name))
+        raise being_removed(name)
     if known is not None:
-        raise decide.refuse(
-            Conflict("tenant_exists", f"there is a tenant {name!r} already; rotate its token if it is lost")
-        )
+        raise Conflict("tenant_exists", f"there is a tenant {name!r} already; rotate its token if it is lost")
     if decide.view.tenant_count() >= decide.view.limits.tenants_max:
-        raise decide.refuse(
-            OverLimit(
-                "too_many_tenants", f"there may be at most {decide.view.limits.tenants_max} tenants; remove one first"
-            )
+        raise OverLimit(
+            "too_many_tenants", f"there may be at most {decide.view.limits.tenants_max} tenants; remove one first"
         )
     for taken in (display for display in command.displays if decide.view.identities(display)):
-        raise decide.refuse(Conflict("display_taken", f"{taken} is an identity of its own; revoke it first"))
+        raise Conflict("display_taken", f"{taken} is an identity of its own; revoke it first")
     tenant = replace(command.tenant, created_at_ms=decide.now_ms, keyed_since_ms=decide.now_ms)
     decide.add(TenantPut(tenant))
     decide.audit(command.by, {"type": "tenant_added", "tenant": name, "token_prefix": tenant.token_prefix})
@@ -272,18 +264,16 @@ def begin_tenant_removal(decide: DecisionContext, command: BeginTenantRemoval) -
     name = command.name
     old = decide.view.tenant(name)
     if old is None:
-        raise decide.refuse(unknown_tenant(name))
+        raise unknown_tenant(name)
     if name == DEFAULT:
-        raise decide.refuse(Conflict("default_tenant", f"{DEFAULT} is there from the start, and cannot be removed"))
+        raise Conflict("default_tenant", f"{DEFAULT} is there from the start, and cannot be removed")
     if old.removal is not None:
         return old
     live = decide.view.account(name).tasks
     if live and not command.cancel_live:
-        raise decide.refuse(
-            Conflict(
-                "tenant_at_work",
-                f"{live} tasks of {name} have not ended; with `cancel_live` (`--cancel-live`) they are canceled",
-            )
+        raise Conflict(
+            "tenant_at_work",
+            f"{live} tasks of {name} have not ended; with `cancel_live` (`--cancel-live`) they are canceled",
         )
     new = replace(
         old,
@@ -302,7 +292,7 @@ def begin_tenant_removal(decide: DecisionContext, command: BeginTenantRemoval) -
 def erase_tenant(decide: DecisionContext, command: EraseTenant) -> Tenant:
     old = _removed_tenant(decide, command.name)
     if live := decide.view.account(command.name).tasks:
-        raise decide.refuse(Conflict("tenant_at_work", f"{live} tasks of {command.name} have not ended"))
+        raise Conflict("tenant_at_work", f"{live} tasks of {command.name} have not ended")
     new = replace(old, removal=command.removal)
     decide.add(TenantPut(new))
     if command.cached:
@@ -339,7 +329,7 @@ def finish_tenant_removal(decide: DecisionContext, command: FinishTenantRemoval)
 def _removed_tenant(decide: DecisionContext, name: str) -> Tenant:
     tenant = decide.view.tenant(name)
     if tenant is None or tenant.removal is None:
-        raise decide.refuse(Conflict("not_being_removed", f"no removal of {name!r} has begun"))
+        raise Conflict("not_being_removed", f"no removal of {name!r} has begun")
     return tenant
 
 
@@ -357,9 +347,7 @@ def pause_schedule(decide: DecisionContext, command: PauseSchedule) -> Tenant:
     if command.paused == (old is not None and old.until_ms is None):
         return tenant
     if command.paused and len(pauses) >= PAUSES_MAX and key not in pauses:
-        raise decide.refuse(
-            OverLimit("too_many_pauses", f"a tenant may have at most {PAUSES_MAX} paused schedules; resume one first")
-        )
+        raise OverLimit("too_many_pauses", f"a tenant may have at most {PAUSES_MAX} paused schedules; resume one first")
     if command.paused:
         pauses[key] = SchedulePause(decide.now_ms)
     elif old is not None:
@@ -392,14 +380,12 @@ def put_agent(decide: DecisionContext, command: PutAgent) -> CatalogueAgent:
     _tenant(decide, tenant)
     old = decide.view.agent(tenant, definition.id)
     if command.replace and old is None:
-        raise decide.refuse(unknown_agent(definition.id))
+        raise unknown_agent(definition.id)
     if old is not None and command.expected not in (None, old.definition):
-        raise decide.refuse(
-            Conflict("agent_changed", f"{definition.id} was changed meanwhile; read it again, and repeat the change")
-        )
+        raise Conflict("agent_changed", f"{definition.id} was changed meanwhile; read it again, and repeat the change")
     if not command.replace:
         if old is not None:
-            raise decide.refuse(agent_exists(definition.id))
+            raise agent_exists(definition.id)
         _check_room(decide, command)
     agent = CatalogueAgent(
         tenant=tenant,
@@ -426,25 +412,21 @@ def put_agent(decide: DecisionContext, command: PutAgent) -> CatalogueAgent:
 def _check_room(decide: DecisionContext, command: PutAgent) -> None:
     most = decide.view.limits.agents_per_tenant_max
     if decide.view.agent_count(command.tenant) >= most:
-        raise decide.refuse(
-            OverLimit("too_many_agents", f"a tenant may have at most {most} stored agents; remove one first")
-        )
+        raise OverLimit("too_many_agents", f"a tenant may have at most {most} stored agents; remove one first")
     taken = [
         identity for identity in decide.view.identities(command.identity.display) if identity.agent != command.identity
     ]
     if taken:
-        raise decide.refuse(
-            Conflict(
-                "display_taken",
-                f"{command.identity.display} is an identity of its own; revoke it first, or choose another id",
-            )
+        raise Conflict(
+            "display_taken",
+            f"{command.identity.display} is an identity of its own; revoke it first, or choose another id",
         )
 
 
 def remove_agent(decide: DecisionContext, command: RemoveAgent) -> CatalogueAgent:
     agent = decide.view.agent(command.tenant, command.agent_id)
     if agent is None:
-        raise decide.refuse(unknown_agent(command.agent_id))
+        raise unknown_agent(command.agent_id)
     _forget_pauses(decide, agent)
     decide.add(AgentRemoved(command.tenant, command.agent_id))
     decide.audit(command.by, {"type": "agent_removed", "tenant": command.tenant, "agent": command.agent_id})
@@ -454,9 +436,9 @@ def remove_agent(decide: DecisionContext, command: RemoveAgent) -> CatalogueAgen
 def _tenant(decide: DecisionContext, name: str) -> Tenant:
     tenant = decide.view.tenant(name)
     if tenant is None:
-        raise decide.refuse(unknown_tenant(name))
+        raise unknown_tenant(name)
     if tenant.removal is not None:
-        raise decide.refuse(being_removed(name))
+        raise being_removed(name)
     return tenant
 
 
