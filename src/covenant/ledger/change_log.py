@@ -18,32 +18,21 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from covenant.ledger.machine.events import (
+    TASK_EVENTS,
     AnyEvent,
     Audited,
-    LeaseInterrupted,
-    LeaseReleased,
-    MessageKept,
+    LeaseRenewed,
     PeerEvent,
     PushDropped,
     PushPut,
-    ResultDrained,
-    ResultReturned,
-    TaskClosed,
-    TaskContinued,
+    SignalKept,
+    SignalTaken,
+    TaskEvent,
     TaskFollowed,
-    TaskLeased,
-    TaskParked,
-    TaskPromoted,
-    TaskRequeued,
-    TaskResumed,
     TaskSent,
-    TaskSettled,
-    TaskSuspended,
-    TaskUpdated,
-    TurnEnded,
     peer_of,
 )
-from covenant.ledger.machine.states import DRAINED, FOLLOWING, LEASED, PARKED, QUEUED, SETTLED, State
+from covenant.ledger.machine.states import TRANSITIONS, State
 from covenant.model.ids import TaskId
 
 RECORDS_MAX: Final = 50_000
@@ -52,26 +41,16 @@ LATEST_MAX: Final = 5
 """The tasks that changed last. Displays name them, and only count the others, which costs much less."""
 
 _record_number = itemgetter(0)
-_STATES: Final[dict[type[AnyEvent], State | None]] = {
-    TaskSent: QUEUED,
-    TaskFollowed: FOLLOWING,
-    TaskPromoted: QUEUED,
-    TaskLeased: LEASED,
-    LeaseReleased: QUEUED,
-    LeaseInterrupted: LEASED,
-    TaskUpdated: LEASED,
-    TaskRequeued: QUEUED,
-    TaskParked: PARKED,
-    TaskSuspended: PARKED,
-    TaskResumed: QUEUED,
-    TaskContinued: QUEUED,
-    MessageKept: None,
-    TurnEnded: QUEUED,
-    TaskSettled: SETTLED,
-    TaskClosed: DRAINED,
-    ResultDrained: DRAINED,
-    ResultReturned: SETTLED,
-}
+_INVISIBLE: Final = frozenset({LeaseRenewed, SignalKept, SignalTaken})
+"""Events of a task that are not reported."""
+
+
+def _state_after(kind: type[TaskEvent]) -> State | None:
+    after = {state for (_, tag), state in TRANSITIONS.items() if tag == kind.__struct_config__.tag}
+    return after.pop() if len(after) == 1 else None
+
+
+_STATES: Final[dict[type[AnyEvent], State | None]] = {kind: _state_after(kind) for kind in TASK_EVENTS - _INVISIBLE}
 """A task's state after each reported event; None: the state stays the same."""
 
 
