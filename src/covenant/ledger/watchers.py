@@ -12,7 +12,6 @@ generations tell them apart. Steps wait here until their record is durable. Ever
 from __future__ import annotations
 
 import asyncio
-import enum
 import heapq
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -341,17 +340,8 @@ def _wake(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-class _Signal(enum.Enum):
-    """Changes other than steps that wait for the ledger's listeners."""
-
-    LOST = enum.auto()
-    PEER = enum.auto()
-    PUSH = enum.auto()
-    AUDIT = enum.auto()
-
-
-# Attribute access through an enum class runs a hook and takes fifty times as long as these names.
-(_LOST, _PEER, _PUSH, _AUDIT), _RESULT = _Signal, Cause.RESULT
+# Attribute access through an enum class runs a hook and takes fifty times as long as this name.
+_RESULT: Final = Cause.RESULT
 
 
 class TaskWatchers:
@@ -362,8 +352,8 @@ class TaskWatchers:
         self.loop: Final = asyncio.get_running_loop()
         self.long_waits: Final = LongWaits(self.loop)
         self._watches: dict[str, list[TaskWatch]] = {}
-        self._waiting: deque[tuple[int, str, list[Step] | Step | _Signal | RegisterChange]] = deque()
-        """By record: a list of steps is for the watches of a task, a single step for the push listener."""
+        self._waiting: deque[tuple[int, Callable[..., object], tuple[Any, ...]]] = deque()
+        """The calls that pass on a record's changes, by record."""
         self._lost: Callable[[TaskId], None] | None = None
         self._push: Callable[[TaskId, Step | None], None] | None = None
         self._audited: Callable[[], None] | None = None
@@ -406,6 +396,7 @@ class TaskWatchers:
         elif not seq:
             self.changes.newest += 1
         watches, waiting, contents = self._watches, self._waiting, _CONTENTS
+        lost, push = self._lost, self._push
         watched: TaskId | None = None
         steps: list[Step] = []
         for event in events:
@@ -414,33 +405,35 @@ class TaskWatchers:
                 self._note_invisible(event, seq, pushed)
                 continue
             task_id: TaskId = event.task_id
-            if content_of is _end_of and event.cause is not _RESULT and self._lost is not None:
-                waiting.append((seq, task_id, _LOST))  # a holder does not stop because of its own result
-            if pushed and task_id in pushed:
-                waiting.append((seq, task_id, step_of(event, ts_ms) or _PUSH))
+            if content_of is _end_of and event.cause is not _RESULT and lost is not None:
+                waiting.append((seq, lost, (task_id,)))  # a holder does not stop because of its own result
+            if pushed and push is not None and task_id in pushed:
+                waiting.append((seq, push, (task_id, step_of(event, ts_ms))))
             if task_id in watches and (generation := event.generation):
                 step = Step(generation, ts_ms, content_of(event))
                 if task_id == watched:
                     steps.append(step)
                 else:
                     watched, steps = task_id, [step]
-                    waiting.append((seq, task_id, steps))
+                    waiting += [(seq, watch.give, (steps,)) for watch in watches[task_id]]
 
     def _note_invisible(self, event: AnyEvent, seq: int, pushed: Collection[TaskId]) -> None:
         """Notes an event that watches of a task do not see."""
+        waiting, push = self._waiting, self._push
         if isinstance(event, TaskEvent):
             if isinstance(event, TaskRequeued) and self._lost is not None:
-                self._waiting.append((seq, event.task_id, _LOST))
-            if event.task_id in pushed:
-                self._waiting.append((seq, event.task_id, _PUSH))
+                waiting.append((seq, self._lost, (event.task_id,)))
+            if event.task_id in pushed and push is not None:
+                waiting.append((seq, push, (event.task_id, None)))
         elif isinstance(event, (PushPut, PushDropped)):
-            self._waiting.append((seq, event.task_id, _PUSH))
+            if push is not None:
+                waiting.append((seq, push, (event.task_id, None)))
         elif isinstance(event, PeerEvent) and (peer := peer_of(event)) is not None:
-            self._waiting.append((seq, peer, _PEER))
+            waiting += [(seq, tell, (peer,)) for tell in self._peer]
         elif type(event) is Audited and self._audited is not None:
-            self._waiting.append((seq, "", _AUDIT))
+            waiting.append((seq, self._audited, ()))
         elif (changed := _REGISTERS.get(type(event))) is not None:
-            self._waiting.append((seq, "", changed(event)))
+            waiting += [(seq, listen, (changed(event),)) for listen in self._registers]
 
     def deliver(self, durable_seq: int) -> None:
         """Passes on changes by records up to this one, which are durable now. 0: all, if records have no numbers."""
@@ -448,25 +441,10 @@ class TaskWatchers:
         changes.position = durable_seq or changes.newest
         if changes.waiter is not None:
             changes.wake(changes.waiter)
-        watches, waiting = self._watches, self._waiting
+        waiting = self._waiting
         while waiting and waiting[0][0] <= durable_seq:
-            _, owner, change = waiting.popleft()
-            if type(change) is list:
-                for watch in watches.get(owner, ()):
-                    watch.give(change)
-            elif change is _LOST and self._lost is not None:
-                self._lost(owner)  # type: ignore[arg-type]  # a task's id
-            elif change is _PEER:
-                for tell in self._peer:
-                    tell(InstanceId(owner))
-            elif change is _AUDIT:
-                assert self._audited is not None
-                self._audited()
-            elif isinstance(change, RegisterChange):
-                for listen in self._registers:
-                    listen(change)
-            elif self._push is not None:
-                self._push(TaskId(owner), change if type(change) is Step else None)
+            _, tell, change = waiting.popleft()
+            tell(*change)
 
     def notify(
         self,
