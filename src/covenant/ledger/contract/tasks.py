@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
@@ -9,16 +10,20 @@ from typing import Any, Final, Protocol, Self
 import msgspec
 
 from covenant.ledger.contract import Commits
+from covenant.ledger.contract.identities import LAST
 from covenant.ledger.contract.task_query import FoundPage, QueueDepth, TaskCounts, TaskQuery
 from covenant.ledger.machine.entry import Entry
+from covenant.ledger.machine.states import LEASED, State
+from covenant.model.errors import InvalidParams
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
 from covenant.model.push import Push
-from covenant.model.task import Result, Task
+from covenant.model.task import Lease, Result, Task
 from covenant.model.task_event import Step
 from covenant.model.usage import add_usage, read_usage, usage_in
 
 READ_BYTES_MAX: Final = 8 << 20
 """Above this size no further task or result is read for one answer. An answer has at least one, however large."""
+_listing_end = re.compile(r"([0-9a-f]{1,15})-([0-9a-f]{1,16})").fullmatch
 
 
 class QueueEntry(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
@@ -33,6 +38,22 @@ class QueueEntry(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defau
     leased_at_ms: int | None = None
     renewed_at_ms: int | None = None
     holder_lost: bool = False
+
+
+def queue_entry(
+    state: State, task: Task, attempt: int, created_at_ms: int, lease: Lease | None, *, holder_lost: bool
+) -> QueueEntry:
+    line = QueueEntry(state=state.wire_name, task=task, attempt=attempt, created_at_ms=created_at_ms)
+    if state is not LEASED or lease is None:
+        return line
+    return msgspec.structs.replace(
+        line,
+        lease_id=lease.lease_id,
+        leased_to=lease.leased_to,
+        leased_at_ms=lease.leased_at_ms,
+        renewed_at_ms=lease.renewed_at_ms or None,
+        holder_lost=holder_lost,
+    )
 
 
 class QueueQuery(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -65,6 +86,16 @@ class ListQuery(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     limit: int = 50
     artifacts: bool = False
     """Without it, steps that write to an artifact are left out, and cost nothing."""
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The place after which the page begins: a time of the last change, and a task's number."""
+        if not self.after:
+            return LAST, LAST
+        found = _listing_end(self.after)
+        if found is None:
+            raise InvalidParams("pageToken", "give the nextPageToken of the page before, or none")
+        return int(found[1], 16), min(int(found[2], 16), LAST)
 
 
 class Listing(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -117,6 +148,17 @@ class LeaseRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     ended_at_ms: int | None = None
     outcome: str | None = None
     reason: str | None = None
+
+
+def lease_record(lease: Lease, turn: int) -> LeaseRecord:
+    """The record of a live lease."""
+    return LeaseRecord(
+        lease_id=lease.lease_id,
+        leased_to=lease.leased_to,
+        leased_at_ms=lease.leased_at_ms,
+        turn=turn,
+        attempt=lease.attempt,
+    )
 
 
 class UpdateRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,6 @@ also ends when it is large.
 from __future__ import annotations
 
 import asyncio
-import re
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -42,7 +41,7 @@ from covenant.ledger.embedded.archive.sql import statement, transaction
 from covenant.ledger.embedded.archive.task_finder import find_tasks
 from covenant.ledger.embedded.archive.task_packs import define_functions
 from covenant.ledger.machine.view import Archived
-from covenant.model.errors import InvalidParams, Unavailable
+from covenant.model.errors import Unavailable
 from covenant.model.grant import AuditHead, AuditReport, AuditVerification, StoredRow
 from covenant.model.ids import PublicKey, TaskId
 from covenant.model.task import SIMPLE, Cause, Ending, Result, Task
@@ -109,10 +108,8 @@ _FILTERS: Final = {
     "state": "state = :state",
     "moved_since_ms": "updated_at >= :moved_since_ms",
 }
-_END: Final = (1 << 63) - 1
 PAGE_BYTES_MAX: Final = 2 * 1024 * 1024
 """Beyond this size no further task is put on a page. A page has at least one, however large."""
-_token = re.compile(r"([0-9a-f]{1,15})-([0-9a-f]{1,16})").fullmatch
 
 
 class AuditMarks(msgspec.Struct, frozen=True, gc=False):
@@ -440,7 +437,7 @@ _listed = msgspec.json.Decoder(tuple[ListedTask, ...]).decode
 
 
 def list_tasks(db: sqlite3.Connection, query: ListQuery) -> Listing:
-    updated_at, task_no = _place(query.after)
+    updated_at, task_no = query.place
     values: dict[str, Any] = msgspec.structs.asdict(query)
     with transaction(db, "BEGIN"):  # one snapshot for the page and the count
         # One statement for each set of filters, so that each can use the fitting index.
@@ -464,12 +461,3 @@ def _in_context(values: dict[str, Any]) -> str:
     if values["own"] is not None and values["named"] is not None:
         return "context_no IN (:own, :named)"
     return "context_no = coalesce(:own, :named)"
-
-
-def _place(token: str) -> tuple[int, int]:
-    if not token:
-        return _END, _END
-    found = _token(token)
-    if found is None:
-        raise InvalidParams("pageToken", "give the nextPageToken of the page before, or none")
-    return int(found[1], 16), min(int(found[2], 16), _END)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -67,15 +67,7 @@ def enroll(decide: DecisionContext, command: Enroll) -> Identity:
     if taken:
         raise Conflict("pubkey_taken", f"this key is enrolled already, as {taken[0].agent.display}; enroll another")
     decide.add(IdentityEnrolled(identity))
-    decide.audit(
-        command.by,
-        {
-            "type": "identity_enrolled",
-            "display": identity.agent.display,
-            "pubkey_b58": identity.agent.pubkey,
-            "token_prefix": identity.token_prefix,
-        },
-    )
+    _audit_identity(decide, command.by, "identity_enrolled", identity)
     for grant in command.grants:
         _grant(decide, command.by, grant)
     return identity
@@ -86,16 +78,13 @@ def revoke_identity(decide: DecisionContext, command: RevokeIdentity) -> Identit
     if identity.revoked_at_ms is not None:
         return identity
     decide.add(IdentityRevoked(identity.token_sha256, decide.now_ms))
-    decide.audit(
-        command.by,
-        {
-            "type": "identity_revoked",
-            "display": identity.agent.display,
-            "pubkey_b58": identity.agent.pubkey,
-            "token_prefix": identity.token_prefix,
-        },
-    )
+    _audit_identity(decide, command.by, "identity_revoked", identity)
     return replace(identity, revoked_at_ms=decide.now_ms)
+
+
+def _audit_identity(decide: DecisionContext, by: AgentId, kind: str, identity: Identity) -> None:
+    agent, prefix = identity.agent, identity.token_prefix
+    decide.audit(by, {"type": kind, "display": agent.display, "pubkey_b58": agent.pubkey, "token_prefix": prefix})
 
 
 def rotate_token(decide: DecisionContext, command: RotateToken) -> Identity:
@@ -217,8 +206,13 @@ def add_tenant(decide: DecisionContext, command: AddTenant) -> Tenant:
     for taken in (display for display in command.displays if decide.view.identities(display)):
         raise Conflict("display_taken", f"{taken} is an identity of its own; revoke it first")
     tenant = replace(command.tenant, created_at_ms=decide.now_ms, keyed_since_ms=decide.now_ms)
+    return _put_tenant(decide, command.by, tenant, "tenant_added", token_prefix=tenant.token_prefix)
+
+
+def _put_tenant(decide: DecisionContext, by: AgentId, tenant: Tenant, kind: str, **facts: Any) -> Tenant:
+    """Stores the tenant as it is now, with an audit row that says what changed."""
     decide.add(TenantPut(tenant))
-    decide.audit(command.by, {"type": "tenant_added", "tenant": name, "token_prefix": tenant.token_prefix})
+    decide.audit(by, {"type": kind, "tenant": tenant.name, **facts})
     return tenant
 
 
@@ -231,33 +225,15 @@ def change_tenant(decide: DecisionContext, command: ChangeTenant) -> Tenant:
         new = replace(new, limits=command.limits)
     if new == old:
         return old
-    decide.add(TenantPut(new))
-    decide.audit(
-        command.by,
-        {
-            "type": "tenant_changed",
-            "tenant": new.name,
-            "disabled": new.disabled_at_ms is not None,
-            "limits": msgspec.structs.asdict(new.limits),
-        },
-    )
-    return new
+    disabled, limits = new.disabled_at_ms is not None, msgspec.structs.asdict(new.limits)
+    return _put_tenant(decide, command.by, new, "tenant_changed", disabled=disabled, limits=limits)
 
 
 def rotate_tenant(decide: DecisionContext, command: RotateTenant) -> Tenant:
     old = _tenant(decide, command.name)
     new = replace(old, token_sha256=command.token_sha256, token_prefix=command.token_prefix)
-    decide.add(TenantPut(new))
-    decide.audit(
-        command.by,
-        {
-            "type": "tenant_token_rotated",
-            "tenant": new.name,
-            "old_token_prefix": old.token_prefix,
-            "new_token_prefix": new.token_prefix,
-        },
-    )
-    return new
+    prefixes = {"old_token_prefix": old.token_prefix, "new_token_prefix": new.token_prefix}
+    return _put_tenant(decide, command.by, new, "tenant_token_rotated", **prefixes)
 
 
 def begin_tenant_removal(decide: DecisionContext, command: BeginTenantRemoval) -> Tenant:
@@ -282,11 +258,7 @@ def begin_tenant_removal(decide: DecisionContext, command: BeginTenantRemoval) -
         disabled_at_ms=old.disabled_at_ms or decide.now_ms,
         removal=TenantRemoval(begun_at_ms=decide.now_ms, reason=command.reason),
     )
-    decide.add(TenantPut(new))
-    decide.audit(
-        command.by, {"type": "tenant_removal_begun", "tenant": name, "reason": command.reason, "live_tasks": live}
-    )
-    return new
+    return _put_tenant(decide, command.by, new, "tenant_removal_begun", reason=command.reason, live_tasks=live)
 
 
 def erase_tenant(decide: DecisionContext, command: EraseTenant) -> Tenant:
@@ -352,16 +324,8 @@ def pause_schedule(decide: DecisionContext, command: PauseSchedule) -> Tenant:
         pauses[key] = SchedulePause(decide.now_ms)
     elif old is not None:
         pauses[key] = SchedulePause(old.since_ms, decide.now_ms)
-    new = replace(tenant, schedule_pauses=pauses)
-    decide.add(TenantPut(new))
-    row: dict[str, object] = {
-        "type": "schedule_paused" if command.paused else "schedule_resumed",
-        "tenant": new.name,
-        "agent": command.agent_id,
-        "schedule": command.schedule_id,
-    }
-    decide.audit(command.by, row)
-    return new
+    new, kind = replace(tenant, schedule_pauses=pauses), "schedule_paused" if command.paused else "schedule_resumed"
+    return _put_tenant(decide, command.by, new, kind, agent=command.agent_id, schedule=command.schedule_id)
 
 
 def _forget_pauses(decide: DecisionContext, old: CatalogueAgent, kept: Collection[str] = ()) -> None:
