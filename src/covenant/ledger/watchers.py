@@ -115,7 +115,9 @@ class QueueWaiters:
 
 
 class QueueWaiter:
-    """A place in a line, kept while the context is open.
+    """A place in a line, kept while the context is open. An arrival wakes the longest waiting one.
+
+    A waiter that leaves without having taken anything passes its wake on.
 
     with waiters.waiter(identity) as waiter:
         while not (found := await take()):
@@ -271,7 +273,7 @@ class WatchSource(Protocol):
 
 
 class TaskWatch:
-    """One reader of one task. Used as a context; `next` is for one caller at a time."""
+    """One reader of the steps of one task, until its context ends; `next` is for one caller at a time."""
 
     __slots__ = ("_source", "_steps", "_until_rest", "_woken", "cut", "task_id")
 
@@ -281,10 +283,14 @@ class TaskWatch:
         self._woken: asyncio.Future[None] | None = None
         self.task_id = task_id
         self.cut = False
-        """Whether steps were skipped: the reader was too slow, or the engine failed."""
+        """Whether steps were skipped: the reader was too slow, or the ledger failed. It must restart at its cursor."""
         self._until_rest = False
 
     async def next(self, timeout_s: float, *, until_rest: bool = False) -> Sequence[Step]:
+        """The durable steps since the last call, in order. There may be none after the timeout, or when `cut`.
+
+        `until_rest`: returns only with a step that ends or parks the task, after very many steps, or after the timeout.
+        """
         if not self.cut and (not self._steps or (until_rest and not _is_rest(self._steps[-1]))):
             self._until_rest = until_rest
             source = self._source

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -14,6 +13,7 @@ from covenant.ledger.contract.identities import LAST
 from covenant.ledger.contract.task_query import FoundPage, QueueDepth, TaskCounts, TaskQuery
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.states import LEASED, State
+from covenant.ledger.watchers import QueueWaiter, TaskWatch
 from covenant.model.errors import InvalidParams
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
 from covenant.model.push import Push
@@ -287,43 +287,6 @@ def _usage(row: TreeRow | None, children: Sequence[TreeNode]) -> tuple[dict[str,
     return own, total
 
 
-class Watch(Protocol):
-    """One reader of the steps of one task, from its creation until its context ends."""
-
-    @property
-    def cut(self) -> bool:
-        """Whether steps were skipped: the reader was too slow, or the ledger failed. It must restart at its cursor."""
-
-    async def next(self, timeout_s: float, *, until_rest: bool = False) -> Sequence[Step]:
-        """The durable steps since the last call, in order. There may be none after the timeout, or when `cut`.
-
-        `until_rest`: returns only with a step that ends or parks the task, after very many steps, or after the timeout.
-        """
-
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None: ...
-
-
-class Waiter(Protocol):
-    """A place among the waiters for the same thing, until its context ends.
-
-    An arrival wakes the longest waiting one. A waiter that leaves without having taken anything passes its wake on.
-    """
-
-    async def wait(self, timeout_ms: int) -> bool:
-        """True when there may be something to take; False after the timeout."""
-
-    def served(self) -> None:
-        """Marks that the waiter has taken what it was woken for."""
-
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None: ...
-
-
 class PushLedger(Commits, Protocol):
     def on_push(self, callback: Callable[[TaskId, Step | None], None]) -> None:
         """Registers the callback for each durable change of a task with push configurations, or of a configuration.
@@ -339,10 +302,10 @@ class PushLedger(Commits, Protocol):
 
 
 class TaskLedger(Commits, Protocol):
-    def task_waiter(self, recipient: PublicKey | None) -> Waiter:
+    def task_waiter(self, recipient: PublicKey | None) -> QueueWaiter:
         """A place among the waiters for tasks of the recipient (or of anyone)."""
 
-    def result_waiter(self, sender: PublicKey | None) -> Waiter:
+    def result_waiter(self, sender: PublicKey | None) -> QueueWaiter:
         """A place among the waiters for results of the sender's tasks (or of anyone's)."""
 
     async def finished(self, task_id: TaskId, timeout_ms: int) -> bool:
@@ -366,7 +329,7 @@ class TaskLedger(Commits, Protocol):
     async def tenants_of(self, task_ids: Collection[TaskId]) -> Mapping[TaskId, str | None]:
         """The tenants of these tasks, live or finished, read together. Unknown tasks are left out."""
 
-    def watch(self, task_id: TaskId, *, new: bool = False) -> Watch:
+    def watch(self, task_id: TaskId, *, new: bool = False) -> TaskWatch:
         """Watches each step of a task from now on; the task need not exist yet. For the past, read `steps` after this.
 
         `new`: the id was made just now, so the task has no past.
