@@ -75,7 +75,7 @@ class QueueWaiters:
     """All waiters for tasks, or for results. `pending`: whether there is one for an identity, or for any (None)."""
 
     def __init__(self, pending: Callable[[PublicKey | None], bool]) -> None:
-        self._pending = pending
+        self.is_pending = pending
         self.lines: dict[PublicKey | None, _WaitingLine] = {}
         self._last_number = 0
 
@@ -94,9 +94,6 @@ class QueueWaiters:
             self.remove(waiter)
             waiter.wake(identity)
 
-    def is_pending(self, identity: PublicKey | None) -> bool:
-        return self._pending(identity)
-
     def add(self, waiter: QueueWaiter) -> None:
         line = self.lines.get(waiter.identity)
         if line is None:
@@ -110,7 +107,7 @@ class QueueWaiters:
 
     def pass_on(self, identity: PublicKey) -> None:
         """Wakes the next waiter instead of one that was woken for this identity and took nothing."""
-        if self._pending(identity):
+        if self.is_pending(identity):
             self.wake(identity)
 
 

@@ -379,7 +379,7 @@ class EmbeddedLedger(Reads):
             settled=len(state.results),
             cached=len(state.cache),
             oldest_lease_age_ms=state.oldest_lease_age_ms(self.now_ms(), self.clock.ages),
-            holders_lost=state.holders_lost(),
+            holders_lost=len(state.lost_leases),
             commits=journal.last_seq,
             failure=journal.failure,
             behind=max(0, self._archive_lag()),

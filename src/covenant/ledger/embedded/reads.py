@@ -176,7 +176,7 @@ class Reads(PeerReads):
     async def count_lanes(self, scope: TaskQuery) -> TaskCounts:
         await self._archived()
         counts = await self._history.count_lanes(scope)
-        lost = sum(may_see(scope, self._state.entries[task_id].task) for task_id in self._state.lost_leases())
+        lost = sum(may_see(scope, self._state.entries[task_id].task) for task_id in self._state.lost_leases)
         return msgspec.structs.replace(counts, holders_lost=lost)
 
     async def queue_depths(self, count: int) -> Sequence[QueueDepth]:
@@ -400,11 +400,11 @@ def _has_part(entry: Entry, viewer: PublicKey | None) -> bool:
 def _matches(entry: Entry, query: QueueQuery, now_ms: int) -> bool:
     if query.state_filter is not None and entry.state.wire_name != query.state_filter:
         return False
-    age_ms, within_ms = query.min_lease_age_ms, query.deadline_within_ms
+    age_ms, within_ms, deadline_ms = query.min_lease_age_ms, query.deadline_within_ms, entry.task.deadline_ms
     held = entry.lease if entry.state is LEASED else None
     if age_ms is not None and held is not None and held.age_ms(now_ms) < age_ms:
         return False
-    if within_ms is not None and (entry.deadline_ms is None or entry.deadline_ms > now_ms + within_ms):
+    if within_ms is not None and (deadline_ms is None or deadline_ms > now_ms + within_ms):
         return False
     return _has_part(entry, query.viewer)
 
