@@ -249,15 +249,19 @@ def _passed(scope_id: str, action: str, grant: Grant) -> msgspec.Raw:
 def _encoded_pass(scope_id: str, action: str, granted: str, by: str, signature_b58: str) -> msgspec.Raw:
     """Encoded once: a busy sender passes the same check again and again."""
     authorized_by = {"action": granted, "granted_by_display": by, "signature_b58": signature_b58}
-    kind = {
+    return msgspec.Raw(_encode(_check_row(scope_id, action, [authorized_by])))
+
+
+def _check_row(scope_id: str, action: str, authorized_by: list[dict[str, str]]) -> dict[str, Any]:
+    passed = bool(authorized_by)
+    return {
         "type": "capability_check",
         "agent_id": scope_id,
         "required_actions": [action],
-        "missing_actions": [],
-        "passed": True,
-        "authorized_by": [authorized_by],
+        "missing_actions": [] if passed else [action],
+        "passed": passed,
+        "authorized_by": authorized_by,
     }
-    return msgspec.Raw(_encode(kind))
 
 
 def _refuse_missing(decide: DecisionContext, access: Access) -> None:
@@ -282,17 +286,7 @@ def _refuse_missing(decide: DecisionContext, access: Access) -> None:
             },
         )
     action = access.actions[0]
-    decide.audit(
-        access.caller,
-        {
-            "type": "capability_check",
-            "agent_id": access.scope_id,
-            "required_actions": [action],
-            "missing_actions": [action],
-            "passed": False,
-            "authorized_by": [],
-        },
-    )
+    decide.audit(access.caller, _check_row(access.scope_id, action, []))
     raise Forbidden(
         "capability_missing",
         f"{access.what} requires capability {action!r}. "

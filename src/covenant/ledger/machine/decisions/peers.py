@@ -74,8 +74,12 @@ def add_peer(decide: DecisionContext, command: AddPeer) -> Peer:
     _check_tenant(decide, wanted.tenant)
     peer = replace(wanted, added_at_ms=decide.now_ms)
     decide.add(PeerPut(peer))
-    decide.audit(command.by, {"type": "peer_added", "peer": peer.id, "name": peer.name, "url": peer.url})
+    _audit_peer(decide, command.by, "peer_added", peer, url=peer.url)
     return peer
+
+
+def _audit_peer(decide: DecisionContext, by: AgentId, kind: str, peer: Peer, **facts: Any) -> None:
+    decide.audit(by, {"type": kind, "peer": peer.id, "name": peer.name, **facts})
 
 
 def _check_name(decide: DecisionContext, peer_id: InstanceId, name: str) -> None:
@@ -110,17 +114,8 @@ def change_peer(decide: DecisionContext, command: ChangePeer) -> Peer:
     if changed == peer:
         return peer
     decide.add(PeerPut(changed))
-    decide.audit(
-        command.by,
-        {
-            "type": "peer_changed",
-            "peer": peer.id,
-            "name": changed.name,
-            "url": changed.url,
-            "trust": changed.trust.value,
-            "denied": changed.denied,
-        },
-    )
+    trust, denied = changed.trust.value, changed.denied
+    _audit_peer(decide, command.by, "peer_changed", changed, url=changed.url, trust=trust, denied=denied)
     return changed
 
 
@@ -130,7 +125,7 @@ def remove_peer(decide: DecisionContext, command: RemovePeer) -> Peer:
     if live:
         raise Conflict("peer_busy", f"{live} delegations with {peer.name} have not ended; cancel or force them first")
     decide.add(PeerRemoved(peer.id))
-    decide.audit(command.by, {"type": "peer_removed", "peer": peer.id, "name": peer.name})
+    _audit_peer(decide, command.by, "peer_removed", peer)
     return peer
 
 
@@ -163,7 +158,7 @@ def learn_peer(decide: DecisionContext, command: LearnPeer) -> Peer:
         return peer
     decide.add(PeerPut(changed))
     if changed.trust is not peer.trust:
-        decide.audit(command.by, {"type": "peer_verified", "peer": peer.id, "name": peer.name})
+        _audit_peer(decide, command.by, "peer_verified", peer)
     return changed
 
 
