@@ -15,6 +15,7 @@ import asyncio
 import heapq
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from itertools import chain, product
 from operator import attrgetter
 from types import TracebackType
@@ -355,11 +356,11 @@ class TaskWatchers:
         self.loop: Final = asyncio.get_running_loop()
         self.long_waits: Final = LongWaits(self.loop)
         self._watches: dict[str, list[TaskWatch]] = {}
-        self._waiting: deque[tuple[int, Callable[..., object], tuple[Any, ...]]] = deque()
-        """The calls that pass on a record's changes, by record."""
+        self._waiting: deque[tuple[int, Callable[[Any], object], Any]] = deque()
+        """The calls that pass on a record's changes, by record, each with its argument."""
         self._lost: Callable[[TaskId], None] | None = None
         self._push: Callable[[TaskId, Step | None], None] | None = None
-        self._audited: Callable[[], None] | None = None
+        self._audited: Callable[[AnyEvent], None] | None = None
         self._peer: list[Callable[[InstanceId], None]] = []
         self._registers: list[Callable[[RegisterChange], None]] = []
 
@@ -386,7 +387,7 @@ class TaskWatchers:
     def on_registers(self, callback: Callable[[RegisterChange], None]) -> None:
         self._registers.append(callback)
 
-    def on_audit(self, callback: Callable[[], None]) -> None:
+    def on_audit(self, callback: Callable[[AnyEvent], None]) -> None:
         self._audited = callback
 
     def note(self, events: Sequence[Any], ts_ms: int, seq: int, pushed: Collection[TaskId]) -> None:
@@ -409,34 +410,35 @@ class TaskWatchers:
                 continue
             task_id: TaskId = event.task_id
             if content_of is _end_of and event.cause is not _RESULT and lost is not None:
-                waiting.append((seq, lost, (task_id,)))  # a holder does not stop because of its own result
+                waiting.append((seq, lost, task_id))  # a holder does not stop because of its own result
             if pushed and push is not None and task_id in pushed:
-                waiting.append((seq, push, (task_id, step_of(event, ts_ms))))
+                waiting.append((seq, partial(push, task_id), step_of(event, ts_ms)))
             if task_id in watches and (generation := event.generation):
                 step = Step(generation, ts_ms, content_of(event))
                 if task_id == watched:
                     steps.append(step)
                 else:
                     watched, steps = task_id, [step]
-                    waiting += [(seq, watch.give, (steps,)) for watch in watches[task_id]]
+                    for watch in watches[task_id]:
+                        waiting.append((seq, watch.give, steps))
 
     def _note_invisible(self, event: AnyEvent, seq: int, pushed: Collection[TaskId]) -> None:
         """Notes an event that watches of a task do not see."""
         waiting, push = self._waiting, self._push
         if isinstance(event, TaskEvent):
             if isinstance(event, TaskRequeued) and self._lost is not None:
-                waiting.append((seq, self._lost, (event.task_id,)))
+                waiting.append((seq, self._lost, event.task_id))
             if event.task_id in pushed and push is not None:
-                waiting.append((seq, push, (event.task_id, None)))
+                waiting.append((seq, partial(push, event.task_id), None))
         elif isinstance(event, (PushPut, PushDropped)):
             if push is not None:
-                waiting.append((seq, push, (event.task_id, None)))
+                waiting.append((seq, partial(push, event.task_id), None))
         elif isinstance(event, PeerEvent) and (peer := peer_of(event)) is not None:
-            waiting += [(seq, tell, (peer,)) for tell in self._peer]
+            waiting += [(seq, tell, peer) for tell in self._peer]
         elif type(event) is Audited and self._audited is not None:
-            waiting.append((seq, self._audited, ()))
+            waiting.append((seq, self._audited, event))
         elif (changed := _REGISTERS.get(type(event))) is not None:
-            waiting += [(seq, listen, (changed(event),)) for listen in self._registers]
+            waiting += [(seq, listen, changed(event)) for listen in self._registers]
 
     def deliver(self, durable_seq: int) -> None:
         """Passes on changes by records up to this one, which are durable now. 0: all, if records have no numbers."""
@@ -447,7 +449,7 @@ class TaskWatchers:
         waiting = self._waiting
         while waiting and waiting[0][0] <= durable_seq:
             _, tell, change = waiting.popleft()
-            tell(*change)
+            tell(change)
 
     def notify(
         self,

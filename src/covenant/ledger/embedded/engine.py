@@ -86,7 +86,7 @@ class EmbeddedLedger(Reads):
         self.task_waiter = self._task_waiters.waiter
         self.result_waiter = self._result_waiters.waiter
         self.watch = self._watching.watch
-        self._watching.on_audit(lambda: self._wakeups.wake(("audit",)))
+        self._watching.on_audit(lambda _: self._wakeups.wake(("audit",)))
         self._compacting = asyncio.Lock()
         state.watch_holders(self.alive, self.boot)
         self._evict(self._archive.archived_seq)
