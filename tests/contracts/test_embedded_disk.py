@@ -21,6 +21,7 @@ from covenant.ledger.embedded.open import open_ledger
 from covenant.ledger.machine.states import FOLLOWING, LEASED, PARKED, QUEUED
 from covenant.model.errors import Damaged, HomeLocked, HomeUnusable, Unavailable
 from covenant.model.ids import LeaseId, TaskId
+from tests.ledger_contract import fault_plans
 from tests.ledger_contract.driver import LedgerDriver, refused
 from tests.ledger_contract.embedded_engine import EmbeddedEngine, copy_home
 from tests.ledger_contract.samples import ALICE, BOB, CAROL, DAVE, make_task, ok, same_work, task_id
@@ -47,7 +48,7 @@ async def test_a_write_that_fails_is_never_acknowledged_and_reads_go_on(
     leased = await driver.taken(make_task(1))
     await driver.send(make_task(2))
     before = [await driver.entry(task_id(1)), await driver.entry(task_id(2))]
-    with fault_points.armed(fault_points.Plan(point, fault_points.fail(number, written=20))):
+    with fault_plans.armed(fault_plans.Plan(point, fault_plans.fail(number, written=20))):
         with refused("outcome_unknown", 503):
             await driver.finish(leased, ok(task_id(1)))
         with refused("storage_failed", 503):
@@ -67,7 +68,7 @@ async def test_a_write_that_fails_is_never_acknowledged_and_reads_go_on(
     await driver.send(make_task(3))
 
 
-class FullDisk(fault_points.Plan):
+class FullDisk(fault_plans.Plan):
     """A disk that takes nothing more, at these steps, for as long as this is armed."""
 
     def __init__(self, *points: str, number: int = errno.ENOSPC) -> None:
@@ -140,7 +141,7 @@ async def test_what_is_live_is_told_while_the_archive_cannot_be_written(
 ) -> None:
     await driver.send(make_task(30, recipient=DAVE))
     await driver.queue()
-    with fault_points.armed(FullDisk("archive.apply", number=number)), pytest.MonkeyPatch.context() as patch:
+    with fault_plans.armed(FullDisk("archive.apply", number=number)), pytest.MonkeyPatch.context() as patch:
         patch.setattr(reads, "CATCH_UP_S", 0.1)  # what never comes need not be waited for
         patch.setattr(reads, "LIVE_S", 0.1)
         await populated(driver)
@@ -182,7 +183,7 @@ async def test_a_full_disk_stops_writing_and_what_is_live_can_be_read(
 ) -> None:
     await populated(driver)
     before = await live_reads(driver)
-    with fault_points.armed(FullDisk("journal.write", "archive.apply")):
+    with fault_plans.armed(FullDisk("journal.write", "archive.apply")):
         with refused("outcome_unknown", 503):
             await driver.send(make_task(40))
         after = await live_reads(driver)
@@ -201,7 +202,7 @@ async def test_a_start_on_a_full_disk_names_the_file_the_room_and_the_way_out(
     tail = list_segments(engine.home / "journal")[-1].path
     with tail.open("ab") as file:
         file.write(b'{"seq":2,"ts_')
-    with fault_points.armed(FullDisk(point)), pytest.raises(HomeUnusable) as refusal:
+    with fault_plans.armed(FullDisk(point)), pytest.raises(HomeUnusable) as refusal:
         await engine.open()
     told = str(refusal.value)
     assert str(tail) in told
@@ -217,7 +218,7 @@ async def test_a_start_does_not_wait_for_an_archive_that_cannot_be_written(
 ) -> None:
     """The snapshot is ahead of the archive, as a full disk leaves it: the archive must have caught up first."""
     monkeypatch.setattr(homes, "UNWRITABLE_WAIT_S", 0.5)
-    with fault_points.armed(FullDisk("archive.apply")):
+    with fault_plans.armed(FullDisk("archive.apply")):
         await driver.send(make_task(1))
         compacting = asyncio.ensure_future(driver.ledger.compact())
         async with asyncio.timeout(BOUND_S):
@@ -233,7 +234,7 @@ async def test_a_start_does_not_wait_for_an_archive_that_cannot_be_written(
 
 
 async def test_everybody_who_waits_for_a_failing_disk_is_told_that_the_outcome_is_unknown(driver: LedgerDriver) -> None:
-    with fault_points.armed(fault_points.Plan("journal.sync", fault_points.fail(errno.EIO))):
+    with fault_plans.armed(fault_plans.Plan("journal.sync", fault_plans.fail(errno.EIO))):
         answers = await asyncio.gather(*(driver.send(make_task(n)) for n in range(20)), return_exceptions=True)
     assert all(isinstance(answer, Unavailable) for answer in answers)
     assert (await driver.ledger.counts()).queued == 0
@@ -241,7 +242,7 @@ async def test_everybody_who_waits_for_a_failing_disk_is_told_that_the_outcome_i
 
 async def test_a_refusal_whose_audit_row_cannot_be_written_is_not_told_as_that_refusal(driver: LedgerDriver) -> None:
     with (
-        fault_points.armed(fault_points.Plan("journal.sync", fault_points.fail(errno.EIO))),
+        fault_plans.armed(fault_plans.Plan("journal.sync", fault_plans.fail(errno.EIO))),
         refused("outcome_unknown", 503),
     ):
         await driver.settle(ok(task_id(404)))

@@ -273,7 +273,7 @@ async def test_the_tenants_of_many_tasks_of_another_node_are_read_together_for_t
     ):
         for tenant, numbers in (("acme", range(60)), (None, range(60, 80))):
             await a.send_all([make_task(number, tenant=tenant) for number in numbers])
-        await until(lambda: len(b.ledger.changes._remote_tasks) == 80)
+        await until(lambda: len(b.ledger.changes._remote.tasks) == 80)
         history, reads = ledger_of(b)._history, list[str]()
         read = history.rows
 

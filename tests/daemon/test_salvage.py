@@ -13,7 +13,6 @@ import pytest
 
 from covenant.daemon.doctor.ledger_check import check_ledger
 from covenant.daemon.doctor.ledger_repair import carry_out, rebuild_archive
-from covenant.ledger.embedded import fault_points
 from covenant.ledger.embedded.archive.archive_file import PAGE_BYTES
 from covenant.ledger.embedded.journal.recovery import lock_home
 from covenant.ledger.embedded.journal.segments import segment_path
@@ -29,6 +28,7 @@ from tests.daemon.home_history import (
     kinds_of,
     records,
 )
+from tests.ledger_contract import fault_plans
 from tests.matrices import first_of
 
 KINDS = sorted(str(kind.__struct_config__.tag) for kind in get_args(AnyEvent))
@@ -236,7 +236,7 @@ async def test_a_mending_that_was_cut_off_is_done_again(history: HomeHistory, tm
     repair_plan = check_ledger(home, {}, LIMITS).repair_plan
     assert repair_plan is not None
     with (
-        fault_points.armed(fault_points.Plan(point, fault_points.fail(errno.ENOSPC))) as plan,
+        fault_plans.armed(fault_plans.Plan(point, fault_plans.fail(errno.ENOSPC))) as plan,
         lock_home(home),
         pytest.raises(OSError, match="No space"),
     ):

@@ -19,12 +19,12 @@ from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.task_logs import TaskLogs
 from covenant.exchange.tenant_removal import RemovalReport, TenantRemovals
 from covenant.ledger.contract.ledger import Ledger
-from covenant.ledger.embedded import fault_points
-from covenant.ledger.embedded.fault_points import Plan, kill
 from covenant.ledger.embedded.open import open_ledger
 from covenant.model.tenants import DEFAULT
+from tests.ledger_contract import fault_plans
 from tests.ledger_contract.driver import LedgerDriver
 from tests.ledger_contract.fake_clock import FakeClock
+from tests.ledger_contract.fault_plans import Plan, kill
 from tests.ledger_contract.samples import ALICE, make_task, ok
 from tests.ledger_contract.tenants import add_tenant, put_agent
 from tests.waits import BOUND_S
@@ -85,7 +85,7 @@ def main(home: str, what: str, *at: str) -> None:
         asyncio.run(fill(Path(home)))
         return
     plan = Plan(at[0], kill, nth=int(at[1])) if at else Plan()
-    with fault_points.armed(plan):
+    with fault_plans.armed(plan):
         report = asyncio.run(remove(Path(home)))
     assert report.done, report
     sys.stdout.write(json.dumps(plan.hits))

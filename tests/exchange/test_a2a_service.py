@@ -18,7 +18,6 @@ from covenant.exchange.access.tenants import Caller, TenantAccess
 from covenant.exchange.catalogue import Catalogue
 from covenant.ledger.clock import uuid_source
 from covenant.ledger.contract.ledger import Ledger
-from covenant.ledger.embedded import fault_points
 from covenant.model.a2a_requests import ListTasks, Message, SendMessage
 from covenant.model.agent_definition import AgentDefinition
 from covenant.model.content import Text
@@ -27,6 +26,7 @@ from covenant.model.task_view import TaskState
 from covenant.model.tenants import DEFAULT
 from covenant.seal.keys import new_private_key
 from tests.engine_under_test import open_ledger
+from tests.ledger_contract import fault_plans
 from tests.waits import BOUND_S
 
 TURNS = 12
@@ -103,7 +103,7 @@ async def test_a_blocked_caller_hears_at_once_that_nothing_more_can_be_written(t
     async with place(tmp_path, agent) as (_, conversations, ask):
         sending = asyncio.ensure_future(conversations.send(ask, said("hello")))
         await asyncio.wait_for(begun.wait(), BOUND_S)
-        with fault_points.armed(fault_points.Plan("journal.sync", fault_points.fail(errno.EIO))):
+        with fault_plans.armed(fault_plans.Plan("journal.sync", fault_plans.fail(errno.EIO))):
             go_on.set()
             view = await asyncio.wait_for(sending, BOUND_S)
         assert view.state is TaskState.WORKING, "as it is on the disk: its result never came there"

@@ -7,6 +7,7 @@ the copy is opened. What the abandoned ledger does afterwards happens to files t
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import sqlite3
 from contextlib import closing
@@ -21,6 +22,7 @@ from covenant.model.settings import Limits
 from tests.ledger_contract.fake_clock import FakeClock
 
 NODE: Final = "here"
+PAGE_BYTES: Final = 4_096
 ARCHIVE: Final = "archive.db"
 
 
@@ -96,8 +98,16 @@ def copy_home(home: Path, target: Path) -> None:
         target,
         dirs_exist_ok=True,
         ignore=shutil.ignore_patterns("lock", f"{ARCHIVE}*"),
-        copy_function=shutil.copy,
+        copy_function=_copy_backwards,
     )
+
+
+def _copy_backwards(source: str, target: str) -> None:
+    """Copies a file that is appended to. The end first: so no bytes are in the copy without those before them."""
+    with Path(source).open("rb", buffering=0) as file, Path(target).open("wb") as copy:
+        size = os.fstat(file.fileno()).st_size
+        for start in reversed(range(0, size, PAGE_BYTES)):
+            os.pwrite(copy.fileno(), os.pread(file.fileno(), min(PAGE_BYTES, size - start), start), start)
 
 
 class EmbeddedInMemory:

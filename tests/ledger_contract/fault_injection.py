@@ -71,16 +71,14 @@ def arm(environment: Mapping[str, str]) -> None:
 
     point, nth, fault = environment[FAULT].split(":") if FAULT in environment else ("", "0", "")
 
-    class Counted(fault_points.Plan):
+    def hit(step: fault_points.FaultPoint) -> None:
         """Counts in files, so that a second process goes on where the first one is."""
+        known = (*fault_points.POINTS, *fault_points.BLOB_POINTS, *fault_points.MOVE_POINTS)
+        assert step.name in known, f"the point {step.name!r} is missing from POINTS"
+        if _count(folder / COUNTS / step.name) == int(nth) and step.name == point:
+            strike(step)
 
-        def hit(self, step: fault_points.FaultPoint) -> None:
-            known = (*fault_points.POINTS, *fault_points.BLOB_POINTS, *fault_points.MOVE_POINTS)
-            assert step.name in known, f"the point {step.name!r} is missing from POINTS"
-            if _count(folder / COUNTS / step.name) == int(nth) and step.name == point:
-                strike(step)
-
-    fault_points.arm(Counted())
+    fault_points.arm(hit)
 
 
 def hits(notes: Path) -> dict[str, int]:

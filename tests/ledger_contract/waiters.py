@@ -6,7 +6,7 @@ import asyncio
 from types import TracebackType
 from typing import Final, Self
 
-from covenant.ledger.contract.tasks import Waiter
+from covenant.ledger.watchers import QueueWaiter
 from covenant.model.ids import AgentId, PublicKey
 from tests.ledger_contract.driver import LedgerDriver
 from tests.waits import BOUND_S
@@ -19,7 +19,7 @@ TURNS: Final = 10
 class Waiting:
     """One waiter, asleep in a task of its own."""
 
-    def __init__(self, waiter: Waiter) -> None:
+    def __init__(self, waiter: QueueWaiter) -> None:
         self.waiter = waiter.__enter__()
         self._left = False
         self._task = asyncio.ensure_future(self.waiter.wait(WAIT_MS))
@@ -58,7 +58,7 @@ class WaiterQueue:
     async def wait_for_results(self, sender: AgentId | None) -> Waiting:
         return await self._begin(self._ledger.result_waiter(_key(sender)))
 
-    async def _begin(self, waiter: Waiter) -> Waiting:
+    async def _begin(self, waiter: QueueWaiter) -> Waiting:
         waiting = Waiting(waiter)
         self._waiting.append(waiting)
         await asyncio.sleep(0)

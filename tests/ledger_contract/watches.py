@@ -9,9 +9,9 @@ import msgspec
 
 from covenant.ledger.change_log import LATEST_MAX
 from covenant.ledger.contract.ledger import Ledger
-from covenant.ledger.contract.tasks import Watch
 from covenant.ledger.machine.commands import Accept, Advance, Advanced, LeasedTask, Starter
 from covenant.ledger.machine.states import State
+from covenant.ledger.watchers import TaskWatch
 from covenant.model.content import Text
 from covenant.model.ids import TaskId
 from covenant.model.settings import Limits
@@ -37,7 +37,7 @@ from tests.waits import BOUND_S
 STEPS_MAX: Final = 1_000
 
 
-async def seen(watch: Watch, last: type[object] = Ended) -> list[Step]:
+async def seen(watch: TaskWatch, last: type[object] = Ended) -> list[Step]:
     """Everything the watch tells, until a step of this kind."""
     steps: list[Step] = []
     while not steps or not isinstance(steps[-1].what, last):
@@ -47,7 +47,7 @@ async def seen(watch: Watch, last: type[object] = Ended) -> list[Step]:
     return steps
 
 
-async def _patiently(watch: Watch) -> list[Step]:
+async def _patiently(watch: TaskWatch) -> list[Step]:
     steps: list[Step] = []
     while not watch.cut and (not steps or not isinstance(steps[-1].what, Ended)):
         steps += await watch.next(BOUND_S, until_rest=True)

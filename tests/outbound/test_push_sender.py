@@ -12,7 +12,6 @@ import pytest
 
 from covenant.daemon.environment import monotonic_ms, now_ms
 from covenant.ledger.contract.ledger import Ledger
-from covenant.ledger.embedded import fault_points
 from covenant.ledger.machine.commands import Cancel, DropPush, MovePushes, PutPush, RetryPush
 from covenant.ledger.machine.identity_commands import AddTenant, ChangeTenant
 from covenant.model.a2a_requests import PushAuthentication, PushConfig
@@ -25,6 +24,7 @@ from covenant.outbound.push_sender import BURST_MAX, STEPS_AT_ONCE
 from covenant.seal.keys import VERSION, public_key, signed_bytes, verify
 from covenant.wire.a2a.dialects import V1
 from tests.engine_under_test import open_ledger
+from tests.ledger_contract import fault_plans
 from tests.ledger_contract.fake_clock import FakeClock
 from tests.ledger_contract.samples import OPERATOR, agent, task_id
 from tests.outbound.http_servers import reply
@@ -93,7 +93,7 @@ async def test_every_step_is_posted_once_and_in_order_as_a_stream_tells_it(ledge
 @pytest.mark.parametrize("version", ["1.0", "0.3"])
 async def test_a_delivery_does_not_wait_for_the_archive(ledger: Ledger, hook: Receiver, version: str) -> None:
     """The webhook hears of a step as soon as the step is durable, though history cannot be written at all."""
-    with fault_points.armed(fault_points.Plan("archive.commit", fault_points.fail(errno.EIO))):
+    with fault_plans.armed(fault_plans.Plan("archive.commit", fault_plans.fail(errno.EIO))):
         async with pushing(ledger):
             leased = await begin(ledger, 1, PushConfig(url=hook.url(), version=version))
             await hook.got(1)
@@ -107,7 +107,7 @@ async def test_a_delivery_does_not_wait_for_the_archive(ledger: Ledger, hook: Re
 
 
 async def test_one_made_late_in_a_task_does_not_wait_for_the_archive(ledger: Ledger, hook: Receiver) -> None:
-    with fault_points.armed(fault_points.Plan("archive.commit", fault_points.fail(errno.EIO))):
+    with fault_plans.armed(fault_plans.Plan("archive.commit", fault_plans.fail(errno.EIO))):
         async with pushing(ledger):
             leased = await begin(ledger)
             await put(ledger, task_id(1), hook.url())
@@ -508,8 +508,8 @@ async def test_when_nothing_can_be_written_down_nothing_is_sent_again_and_again(
     logging.getLogger("covenant.outbound.push_sender").addHandler(heard)
     leased = await begin(ledger, 1, PushConfig(url=hook.url()))
     await advance(ledger, leased, *(chunk(str(number)) for number in range(100)))
-    plan = fault_points.Plan("journal.sync", fault_points.fail(errno.EIO))
-    with fault_points.armed(plan):
+    plan = fault_plans.Plan("journal.sync", fault_plans.fail(errno.EIO))
+    with fault_plans.armed(plan):
         async with pushing(ledger):
             await hook.got(1)
             await asyncio.wait_for(heard.came.wait(), BOUND_S)

@@ -33,8 +33,9 @@ from covenant.exchange.tasks.reader import WATCH_S, TaskReader, TaskStream, hand
 from covenant.exchange.tasks.writer import Intake, LocalWorkers, TaskWriter, refuse_ended
 from covenant.exchange.worker_presence import WorkerPresence
 from covenant.ledger.contract.ledger import Ledger
-from covenant.ledger.contract.tasks import ListQuery, TaskScope, Watch
+from covenant.ledger.contract.tasks import ListQuery, TaskScope
 from covenant.ledger.machine.commands import Continue, PutPush
+from covenant.ledger.watchers import TaskWatch
 from covenant.model.a2a_requests import (
     PAGE_SIZE_MAX,
     CancelTask,
@@ -386,7 +387,7 @@ class A2AExchange:
             for message in view.history
         )
 
-    async def _opening(self, watch: Watch) -> list[Step]:
+    async def _opening(self, watch: TaskWatch) -> list[Step]:
         """The first steps of a new task.
 
         A stream is a task's or one bare message. The first frame must know which: it waits a little for the agent's

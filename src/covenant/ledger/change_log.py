@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
@@ -18,32 +19,21 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from covenant.ledger.machine.events import (
+    TASK_EVENTS,
     AnyEvent,
     Audited,
-    LeaseInterrupted,
-    LeaseReleased,
-    MessageKept,
+    LeaseRenewed,
     PeerEvent,
     PushDropped,
     PushPut,
-    ResultDrained,
-    ResultReturned,
-    TaskClosed,
-    TaskContinued,
+    SignalKept,
+    SignalTaken,
+    TaskEvent,
     TaskFollowed,
-    TaskLeased,
-    TaskParked,
-    TaskPromoted,
-    TaskRequeued,
-    TaskResumed,
     TaskSent,
-    TaskSettled,
-    TaskSuspended,
-    TaskUpdated,
-    TurnEnded,
     peer_of,
 )
-from covenant.ledger.machine.states import DRAINED, FOLLOWING, LEASED, PARKED, QUEUED, SETTLED, State
+from covenant.ledger.machine.states import TRANSITIONS, State
 from covenant.model.ids import TaskId
 
 RECORDS_MAX: Final = 50_000
@@ -52,26 +42,16 @@ LATEST_MAX: Final = 5
 """The tasks that changed last. Displays name them, and only count the others, which costs much less."""
 
 _record_number = itemgetter(0)
-_STATES: Final[dict[type[AnyEvent], State | None]] = {
-    TaskSent: QUEUED,
-    TaskFollowed: FOLLOWING,
-    TaskPromoted: QUEUED,
-    TaskLeased: LEASED,
-    LeaseReleased: QUEUED,
-    LeaseInterrupted: LEASED,
-    TaskUpdated: LEASED,
-    TaskRequeued: QUEUED,
-    TaskParked: PARKED,
-    TaskSuspended: PARKED,
-    TaskResumed: QUEUED,
-    TaskContinued: QUEUED,
-    MessageKept: None,
-    TurnEnded: QUEUED,
-    TaskSettled: SETTLED,
-    TaskClosed: DRAINED,
-    ResultDrained: DRAINED,
-    ResultReturned: SETTLED,
-}
+_INVISIBLE: Final = frozenset({LeaseRenewed, SignalKept, SignalTaken})
+"""Events of a task that are not reported."""
+
+
+def _state_after(kind: type[TaskEvent]) -> State | None:
+    after = {state for (_, tag), state in TRANSITIONS.items() if tag == kind.__struct_config__.tag}
+    return after.pop() if len(after) == 1 else None
+
+
+_STATES: Final[dict[type[AnyEvent], State | None]] = {kind: _state_after(kind) for kind in TASK_EVENTS - _INVISIBLE}
 """A task's state after each reported event; None: the state stays the same."""
 
 
@@ -103,6 +83,17 @@ class Changes(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         return bool(self.latest or self.peers or self.pushes or self.audited or self.nodes or not self.complete)
 
 
+@dataclass(slots=True)
+class _RemoteChanges:
+    """Changes that other nodes have recorded, since the last look."""
+
+    tasks: list[tuple[TaskId, int]] = field(default_factory=list)
+    peers: set[str] = field(default_factory=set)
+    pushes: set[TaskId] = field(default_factory=set)
+    audited: int = 0
+    nodes: bool = False
+
+
 class ChangeLog:
     """`position`: the last durable record. Records without numbers of their own are counted from this one.
 
@@ -115,11 +106,7 @@ class ChangeLog:
         self.newest = position
         """The number of the last decided record."""
         self._records: list[tuple[int, int, Sequence[AnyEvent]]] = []
-        self._remote_tasks: list[tuple[TaskId, int]] = []
-        self._remote_peers: set[str] = set()
-        self._remote_pushes: set[TaskId] = set()
-        self._remote_audited = 0
-        self._remote_nodes = False
+        self._remote = _RemoteChanges()
         self._complete = True
         self.waiter: asyncio.Future[None] | None = None
         """The future that `next_change` has returned."""
@@ -141,11 +128,7 @@ class ChangeLog:
         """Drops all records: there is no consumer any more."""
         self.enabled = False
         self._records.clear()
-        self._remote_tasks.clear()
-        self._remote_peers.clear()
-        self._remote_pushes.clear()
-        self._remote_audited = 0
-        self._remote_nodes = False
+        self._remote = _RemoteChanges()
 
     def note(self, events: Sequence[AnyEvent], ts_ms: int, seq: int) -> None:
         """Notes a decided record. `seq` 0: the record has no number."""
@@ -165,21 +148,22 @@ class ChangeLog:
         self.position = self.newest
         if not self.enabled:
             return
-        if max(len(self._remote_tasks), len(self._remote_pushes)) >= RECORDS_MAX:
-            self._remote_tasks.clear()
-            self._remote_pushes.clear()
+        remote = self._remote
+        if max(len(remote.tasks), len(remote.pushes)) >= RECORDS_MAX:
+            remote.tasks.clear()
+            remote.pushes.clear()
             self._complete = False
-        self._remote_tasks += [(task_id, at_ms) for task_id in tasks]
-        self._remote_peers.update(peers)
-        self._remote_pushes.update(pushes)
-        self._remote_audited += audited
+        remote.tasks += [(task_id, at_ms) for task_id in tasks]
+        remote.peers.update(peers)
+        remote.pushes.update(pushes)
+        remote.audited += audited
 
     def note_nodes(self) -> None:
         """Notes a change of the living nodes: leases of a lost node have lost their holder."""
         self.newest += 1
         self.position = self.newest
         if self.enabled:
-            self._remote_nodes = True
+            self._remote.nodes = True
 
     def forget(self) -> None:
         """Drops records that did not become durable: they never happened."""
@@ -191,11 +175,8 @@ class ChangeLog:
         position, records = self.position, self._records
         durable = bisect_right(records, position, key=_record_number)
         taken, self._records = records[:durable], records[durable:]
-        remote_tasks, self._remote_tasks = self._remote_tasks, []
-        peers, self._remote_peers = self._remote_peers, set()
-        pushes, self._remote_pushes = self._remote_pushes, set()
-        audited, self._remote_audited = self._remote_audited, 0
-        nodes, self._remote_nodes = self._remote_nodes, False
+        remote, self._remote = self._remote, _RemoteChanges()
+        peers, pushes, audited = remote.peers, remote.pushes, remote.audited
         complete, self._complete = self._complete, True
         changed: dict[TaskId, TaskChange] = {}
         event: Any
@@ -215,7 +196,7 @@ class ChangeLog:
                     pushes.add(event.task_id)
                 elif isinstance(event, PeerEvent) and (peer := peer_of(event)) is not None:
                     peers.add(peer)
-        for task_id, at_ms in reversed(remote_tasks):
+        for task_id, at_ms in reversed(remote.tasks):
             changed.setdefault(task_id, TaskChange(None, at_ms))
         newest_first = iter(changed.items())
         return Changes(
@@ -225,6 +206,6 @@ class ChangeLog:
             peers=frozenset(peers),
             pushes=frozenset(pushes),
             audited=audited,
-            nodes=nodes,
+            nodes=remote.nodes,
             complete=complete,
         )

@@ -12,10 +12,10 @@ generations tell them apart. Steps wait here until their record is durable. Ever
 from __future__ import annotations
 
 import asyncio
-import enum
 import heapq
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from itertools import chain, product
 from operator import attrgetter
 from types import TracebackType
@@ -76,7 +76,7 @@ class QueueWaiters:
     """All waiters for tasks, or for results. `pending`: whether there is one for an identity, or for any (None)."""
 
     def __init__(self, pending: Callable[[PublicKey | None], bool]) -> None:
-        self._pending = pending
+        self.is_pending = pending
         self.lines: dict[PublicKey | None, _WaitingLine] = {}
         self._last_number = 0
 
@@ -95,9 +95,6 @@ class QueueWaiters:
             self.remove(waiter)
             waiter.wake(identity)
 
-    def is_pending(self, identity: PublicKey | None) -> bool:
-        return self._pending(identity)
-
     def add(self, waiter: QueueWaiter) -> None:
         line = self.lines.get(waiter.identity)
         if line is None:
@@ -111,12 +108,14 @@ class QueueWaiters:
 
     def pass_on(self, identity: PublicKey) -> None:
         """Wakes the next waiter instead of one that was woken for this identity and took nothing."""
-        if self._pending(identity):
+        if self.is_pending(identity):
             self.wake(identity)
 
 
 class QueueWaiter:
-    """A place in a line, kept while the context is open.
+    """A place in a line, kept while the context is open. An arrival wakes the longest waiting one.
+
+    A waiter that leaves without having taken anything passes its wake on.
 
     with waiters.waiter(identity) as waiter:
         while not (found := await take()):
@@ -272,7 +271,7 @@ class WatchSource(Protocol):
 
 
 class TaskWatch:
-    """One reader of one task. Used as a context; `next` is for one caller at a time."""
+    """One reader of the steps of one task, until its context ends; `next` is for one caller at a time."""
 
     __slots__ = ("_source", "_steps", "_until_rest", "_woken", "cut", "task_id")
 
@@ -282,10 +281,14 @@ class TaskWatch:
         self._woken: asyncio.Future[None] | None = None
         self.task_id = task_id
         self.cut = False
-        """Whether steps were skipped: the reader was too slow, or the engine failed."""
+        """Whether steps were skipped: the reader was too slow, or the ledger failed. It must restart at its cursor."""
         self._until_rest = False
 
     async def next(self, timeout_s: float, *, until_rest: bool = False) -> Sequence[Step]:
+        """The durable steps since the last call, in order. There may be none after the timeout, or when `cut`.
+
+        `until_rest`: returns only with a step that ends or parks the task, after very many steps, or after the timeout.
+        """
         if not self.cut and (not self._steps or (until_rest and not _is_rest(self._steps[-1]))):
             self._until_rest = until_rest
             source = self._source
@@ -341,17 +344,8 @@ def _wake(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-class _Signal(enum.Enum):
-    """Changes other than steps that wait for the ledger's listeners."""
-
-    LOST = enum.auto()
-    PEER = enum.auto()
-    PUSH = enum.auto()
-    AUDIT = enum.auto()
-
-
-# Attribute access through an enum class runs a hook and takes fifty times as long as these names.
-(_LOST, _PEER, _PUSH, _AUDIT), _RESULT = _Signal, Cause.RESULT
+# Attribute access through an enum class runs a hook and takes fifty times as long as this name.
+_RESULT: Final = Cause.RESULT
 
 
 class TaskWatchers:
@@ -362,11 +356,11 @@ class TaskWatchers:
         self.loop: Final = asyncio.get_running_loop()
         self.long_waits: Final = LongWaits(self.loop)
         self._watches: dict[str, list[TaskWatch]] = {}
-        self._waiting: deque[tuple[int, str, list[Step] | Step | _Signal | RegisterChange]] = deque()
-        """By record: a list of steps is for the watches of a task, a single step for the push listener."""
+        self._waiting: deque[tuple[int, Callable[[Any], object], Any]] = deque()
+        """The calls that pass on a record's changes, by record, each with its argument."""
         self._lost: Callable[[TaskId], None] | None = None
         self._push: Callable[[TaskId, Step | None], None] | None = None
-        self._audited: Callable[[], None] | None = None
+        self._audited: Callable[[AnyEvent], None] | None = None
         self._peer: list[Callable[[InstanceId], None]] = []
         self._registers: list[Callable[[RegisterChange], None]] = []
 
@@ -393,7 +387,7 @@ class TaskWatchers:
     def on_registers(self, callback: Callable[[RegisterChange], None]) -> None:
         self._registers.append(callback)
 
-    def on_audit(self, callback: Callable[[], None]) -> None:
+    def on_audit(self, callback: Callable[[AnyEvent], None]) -> None:
         self._audited = callback
 
     def note(self, events: Sequence[Any], ts_ms: int, seq: int, pushed: Collection[TaskId]) -> None:
@@ -406,6 +400,7 @@ class TaskWatchers:
         elif not seq:
             self.changes.newest += 1
         watches, waiting, contents = self._watches, self._waiting, _CONTENTS
+        lost, push = self._lost, self._push
         watched: TaskId | None = None
         steps: list[Step] = []
         for event in events:
@@ -414,33 +409,36 @@ class TaskWatchers:
                 self._note_invisible(event, seq, pushed)
                 continue
             task_id: TaskId = event.task_id
-            if content_of is _end_of and event.cause is not _RESULT and self._lost is not None:
-                waiting.append((seq, task_id, _LOST))  # a holder does not stop because of its own result
-            if pushed and task_id in pushed:
-                waiting.append((seq, task_id, step_of(event, ts_ms) or _PUSH))
+            if content_of is _end_of and event.cause is not _RESULT and lost is not None:
+                waiting.append((seq, lost, task_id))  # a holder does not stop because of its own result
+            if pushed and push is not None and task_id in pushed:
+                waiting.append((seq, partial(push, task_id), step_of(event, ts_ms)))
             if task_id in watches and (generation := event.generation):
                 step = Step(generation, ts_ms, content_of(event))
                 if task_id == watched:
                     steps.append(step)
                 else:
                     watched, steps = task_id, [step]
-                    waiting.append((seq, task_id, steps))
+                    for watch in watches[task_id]:
+                        waiting.append((seq, watch.give, steps))
 
     def _note_invisible(self, event: AnyEvent, seq: int, pushed: Collection[TaskId]) -> None:
         """Notes an event that watches of a task do not see."""
+        waiting, push = self._waiting, self._push
         if isinstance(event, TaskEvent):
             if isinstance(event, TaskRequeued) and self._lost is not None:
-                self._waiting.append((seq, event.task_id, _LOST))
-            if event.task_id in pushed:
-                self._waiting.append((seq, event.task_id, _PUSH))
+                waiting.append((seq, self._lost, event.task_id))
+            if event.task_id in pushed and push is not None:
+                waiting.append((seq, partial(push, event.task_id), None))
         elif isinstance(event, (PushPut, PushDropped)):
-            self._waiting.append((seq, event.task_id, _PUSH))
+            if push is not None:
+                waiting.append((seq, partial(push, event.task_id), None))
         elif isinstance(event, PeerEvent) and (peer := peer_of(event)) is not None:
-            self._waiting.append((seq, peer, _PEER))
+            waiting += [(seq, tell, peer) for tell in self._peer]
         elif type(event) is Audited and self._audited is not None:
-            self._waiting.append((seq, "", _AUDIT))
+            waiting.append((seq, self._audited, event))
         elif (changed := _REGISTERS.get(type(event))) is not None:
-            self._waiting.append((seq, "", changed(event)))
+            waiting += [(seq, listen, changed(event)) for listen in self._registers]
 
     def deliver(self, durable_seq: int) -> None:
         """Passes on changes by records up to this one, which are durable now. 0: all, if records have no numbers."""
@@ -448,25 +446,10 @@ class TaskWatchers:
         changes.position = durable_seq or changes.newest
         if changes.waiter is not None:
             changes.wake(changes.waiter)
-        watches, waiting = self._watches, self._waiting
+        waiting = self._waiting
         while waiting and waiting[0][0] <= durable_seq:
-            _, owner, change = waiting.popleft()
-            if type(change) is list:
-                for watch in watches.get(owner, ()):
-                    watch.give(change)
-            elif change is _LOST and self._lost is not None:
-                self._lost(owner)  # type: ignore[arg-type]  # a task's id
-            elif change is _PEER:
-                for tell in self._peer:
-                    tell(InstanceId(owner))
-            elif change is _AUDIT:
-                assert self._audited is not None
-                self._audited()
-            elif isinstance(change, RegisterChange):
-                for listen in self._registers:
-                    listen(change)
-            elif self._push is not None:
-                self._push(TaskId(owner), change if type(change) is Step else None)
+            _, tell, change = waiting.popleft()
+            tell(change)
 
     def notify(
         self,

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from covenant.ledger.embedded.fault_points import Plan, armed, fail
 from tests.doors.clients import Http
 from tests.doors.doors_under_test import DoorsUnderTest, new_task, open_doors
 from tests.doors.test_ipc_session import INFO
+from tests.ledger_contract.fault_plans import Plan, armed, fail
 
 
 def samples(text: str) -> dict[tuple[str, tuple[str, ...]], float]:

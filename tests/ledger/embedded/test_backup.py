@@ -26,14 +26,15 @@ from covenant.ledger.embedded.backup_file import (
 from covenant.ledger.embedded.blob_folder import FOLDER_NAME as BLOBS_NAME
 from covenant.ledger.embedded.blob_folder import BlobFolder
 from covenant.ledger.embedded.engine import EmbeddedLedger
-from covenant.ledger.embedded.fault_points import Plan
 from covenant.ledger.embedded.journal.segments import list_segments
 from covenant.ledger.embedded.journal.shipped_segments import ShippedSegments, read_status, sealed_segments
 from covenant.ledger.embedded.open import RESTORING_NAME, open_ledger
 from covenant.model.errors import HomeLocked, HomeUnusable, Unavailable
 from tests.ledger.embedded.recorded import task, task_id
+from tests.ledger_contract import fault_plans
 from tests.ledger_contract.blobs import ACME, PIECE, get, put
 from tests.ledger_contract.fake_clock import FakeClock
+from tests.ledger_contract.fault_plans import Plan
 from tests.waits import BOUND_S
 
 SEGMENT_BYTES = 2_000
@@ -133,7 +134,7 @@ async def test_the_journal_of_a_backup_holds_what_its_archive_does_not_have_yet(
 
     async with opened(tmp_path / "home", clock) as ledger:
         await send(ledger, 1)
-        with fault_points.armed(Plan("archive.apply", hold)):
+        with fault_plans.armed(Plan("archive.apply", hold)):
             await send(ledger, 2)
             assert await asyncio.to_thread(reached.wait, BOUND_S)
             await send(ledger, *range(3, 31))

@@ -20,6 +20,7 @@ from covenant.ledger.embedded import fault_points
 from covenant.ledger.embedded.blob_folder import BYTES, INCOMING, BlobFolder
 from covenant.ledger.embedded.fault_points import BLOB_POINTS
 from covenant.model.errors import NotFound, Unavailable
+from tests.ledger_contract import fault_plans
 from tests.ledger_contract.blobs import ACME, LATER_MS, NOBODY, PIECE, get, knows, put
 from tests.ledger_contract.fault_injection import FAULT as FAULT_VARIABLE
 from tests.ledger_contract.fault_injection import FAULTS, HOME, NOTES
@@ -105,7 +106,7 @@ async def test_what_was_acknowledged_survives_a_fault_at_every_step(tmp_path: Pa
 async def test_a_full_disk_refuses_the_file_and_the_store_goes_on(tmp_path: Path) -> None:
     store = BlobFolder(tmp_path / "blobs", uuid_source())
     for point in ("blobs.write", "blobs.sync", "blobs.rename", "blobs.sync_staged"):
-        with fault_points.armed(fault_points.Plan(point, fault_points.fail(errno.ENOSPC, written=7))):
+        with fault_plans.armed(fault_plans.Plan(point, fault_plans.fail(errno.ENOSPC, written=7))):
             with pytest.raises(Unavailable) as refused:
                 await put(store, PIECE, task_id(1))
             assert "No space left" in refused.value.message
@@ -199,7 +200,7 @@ async def test_a_canceled_upload_ends_with_its_thread_and_leaves_a_whole_file_or
         reached.set()
         assert goes_on.wait(BOUND_S)
 
-    with fault_points.armed(fault_points.Plan("blobs.rename", hold)):
+    with fault_plans.armed(fault_plans.Plan("blobs.rename", hold)):
         uploading = asyncio.ensure_future(put(store, PIECE, task_id(1)))
         assert await asyncio.to_thread(reached.wait, BOUND_S)
         uploading.cancel()

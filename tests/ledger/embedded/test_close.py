@@ -11,12 +11,13 @@ import pytest
 
 from covenant import Mailbox
 from covenant.ledger.embedded import fault_points
-from covenant.ledger.embedded.fault_points import Plan
 from covenant.ledger.embedded.journal.segments import list_segments
 from covenant.ledger.embedded.open import open_ledger
 from covenant.model.errors import HomeUnusable
 from tests.ledger.embedded.recorded import task
+from tests.ledger_contract import fault_plans
 from tests.ledger_contract.fake_clock import FakeClock
+from tests.ledger_contract.fault_plans import Plan
 from tests.waits import BOUND_S
 
 TASKS = 30
@@ -47,7 +48,7 @@ async def test_an_archive_that_is_behind_reads_on_after_the_journal_has_closed_a
 
     ledger = await open_ledger(home, clock=FakeClock(), segment_bytes=2_000)
     (writer,) = [thread for thread in threading.enumerate() if thread.name == "journal-writer"]
-    with fault_points.armed(Plan("archive.apply", hold)):
+    with fault_plans.armed(Plan("archive.apply", hold)):
         mailbox = Mailbox(ledger)
         await mailbox.send_task(task(1))
         assert await asyncio.to_thread(reached.wait, BOUND_S)  # with one record; the others are in later segments

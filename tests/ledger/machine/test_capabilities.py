@@ -28,7 +28,10 @@ def check(pure: Pure, **asked: Any) -> list[str]:
     """The kinds of the events that a check leaves, whether it lets the caller in or not."""
     deciding = context(pure)
     access = Access(caller=ALICE, actions=(ACTION, "a2a.send.key"), scope_id="a2a-send:bob", what="send", **asked)
-    authorize(deciding, access)
+    try:
+        authorize(deciding, access)
+    except Refusal as refusal:
+        raise CommandRefused(refusal, deciding.events) from None
     return [str(event.__struct_config__.tag) for event in deciding.events]
 
 

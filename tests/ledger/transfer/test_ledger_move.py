@@ -32,6 +32,7 @@ from covenant.ledger.transfer.ledger_move import CannotMove, Mover
 from covenant.model.errors import HomeLocked, HomeUnusable, Unavailable
 from covenant.model.ids import TaskId
 from tests.daemon.home_history import LIMITS, HomeHistory, fill_home
+from tests.ledger_contract import fault_plans
 from tests.ledger_contract.blobs import QUOTA
 from tests.ledger_contract.postgres_server import Databases, at
 from tests.ledger_contract.samples import OPERATOR
@@ -260,12 +261,12 @@ CHILD = """
 import asyncio, sys
 from pathlib import Path
 from covenant.ledger.clock import uuid_source
-from covenant.ledger.embedded import fault_points
+from tests.ledger_contract import fault_plans
 from covenant.ledger.transfer.ledger_move import Mover
 from tests.daemon.home_history import LIMITS
 from tests.ledger_contract.samples import OPERATOR
 home, url, out, point, now = sys.argv[1:]
-fault_points.arm(fault_points.Plan(point, fault_points.kill))
+fault_plans.arm(fault_plans.Plan(point, fault_plans.kill))
 mover = Mover(Path(home), url, LIMITS, now_ms=lambda: int(now), new_id=uuid_source(), by=OPERATOR, durability="os")
 asyncio.run(mover.move_out() if out == "out" else mover.move_in())
 """
@@ -319,8 +320,8 @@ async def test_a_move_whose_connection_is_lost_says_why_and_what_to_do(history: 
 
     moves = {"move.written": mover(history, url).move_in, "move.commit": mover(history, url).move_out}
     for point, move in moves.items():
-        plan = fault_points.Plan(point, end_sessions)
-        with fault_points.armed(plan), pytest.raises(DatabaseUnusable) as lost:
+        plan = fault_plans.Plan(point, end_sessions)
+        with fault_plans.armed(plan), pytest.raises(DatabaseUnusable) as lost:
             await move()
         assert plan.fired
         assert "(connection was closed in the middle of operation)" in str(lost.value)

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from covenant.ledger.embedded import fault_points
 from covenant.ledger.machine.peer_commands import ChangePeer, ReceiveFromPeer, SendToPeer
 from covenant.model.peers.delegation import DelegationKey, DelegationRole, ReceivedEnvelope
 from covenant.model.peers.instance import InstanceId, Trust
 from covenant.peers.peer_settings import PeerSettings
 from covenant.seal.envelope import receipt
 from covenant.seal.identity import InstanceIdentity, sign_change
+from tests.ledger_contract import fault_plans
 from tests.ledger_contract.samples import OPERATOR
 from tests.outbound.http_servers import Answer, Request, always, http_server, reply, silence
 from tests.peers.transport_under_test import (
@@ -549,8 +549,8 @@ async def test_what_cannot_be_written_down_any_more_is_not_delivered_again_and_a
         for number in range(1, 101):
             await alice.offers(peer, number)
         keys = alice.keys
-        plan = fault_points.Plan("journal.sync", fault_points.fail(errno.EIO))
-        with fault_points.armed(plan):
+        plan = fault_plans.Plan("journal.sync", fault_plans.fail(errno.EIO))
+        with fault_plans.armed(plan):
             await asyncio.wait_for(alice.outbox.run(), BOUND_S)
         assert plan.fired
         assert 1 <= len(served.requests) <= 100

@@ -77,7 +77,6 @@ class JobServices(NamedTuple):
 class RecordWriter:
     __slots__ = (
         "_again",
-        "_found",
         "_generation",
         "_large",
         "_ledger",
@@ -102,8 +101,8 @@ class RecordWriter:
         """Nothing more is written."""
         self._large = False
         """The output may have bytes for the blob store."""
-        self._generation = self._found = leased.generation
-        """The generation of the last record that was acknowledged, and of the last one that was found written."""
+        self._generation = leased.generation
+        """The generation of the last record that was acknowledged, or found written."""
         self._again: asyncio.Lock | None = None
         """Held while a record is written again: later ones wait for it."""
 
@@ -138,7 +137,6 @@ class RecordWriter:
         if self._again is not None and self._again.locked():
             async with self._again:
                 pass
-        known = self._generation
         stored = await self._store(self.files, advance) if self._large and self.files is not None else advance
         try:
             advanced = await self._ledger.commit(stored)
@@ -146,12 +144,11 @@ class RecordWriter:
             if self._again is None:
                 self._again = asyncio.Lock()
             async with self._again:
-                advanced = await self._write_again(refusal, stored, known)
+                advanced = await self._write_again(refusal, stored)
         self._generation = max(self._generation, advanced.generation)
         return advanced
 
-    async def _write_again(self, refusal: Unavailable, advance: Advance, known: int) -> Advanced:
-        """`known`: the generation of the last record that was acknowledged before this one was written."""
+    async def _write_again(self, refusal: Unavailable, advance: Advance) -> Advanced:
         doubtful = False
         while refusal.retry_after_ms is not None:
             log.warning("agent.write_delayed", extra=self.fields(code=refusal.code, reason=refusal.message))
@@ -161,9 +158,8 @@ class RecordWriter:
                 break
             try:
                 if doubtful:
-                    found = await self._find(advance, max(known, self._found))
+                    found = await self._find(advance)
                     if found is not None:
-                        self._found = found.generation
                         return found
                     doubtful = False
                 return await self._ledger.commit(advance)
@@ -171,10 +167,14 @@ class RecordWriter:
                 refusal = again
         raise refusal
 
-    async def _find(self, advance: Advance, after: int) -> Advanced | None:
-        """The outcome of a record, if it was written after a generation. If not, it never will be."""
+    async def _find(self, advance: Advance) -> Advanced | None:
+        """The outcome of a record, if it was written. If not, it never will be.
+
+        All records that were acknowledged by now were sent before this one, since the ledger writes those of a job in
+        order: this one is after them. Their content may be the same.
+        """
         await self._ledger.commit(Renew(task_id=self.task.id, holder=self.holder, lease_id=advance.lease_id))
-        steps = [step async for step in self.steps_after(after)]
+        steps = [step async for step in self.steps_after(self._generation)]
         if advance.wait is not None:
             # The lease is still held: the task was parked only if a signal that had already arrived ended the wait.
             return _signaled(advance.wait, steps)

@@ -17,8 +17,9 @@ import msgspec
 
 from covenant.exchange.delegation_outcome import by_task, read_sub_delegations, remote_node, task_outcome
 from covenant.ledger.contract.ledger import DelegationLedger
-from covenant.ledger.contract.tasks import ANY, TaskLedger, TaskScope, TreeNode, Watch
+from covenant.ledger.contract.tasks import ANY, TaskLedger, TaskScope, TreeNode
 from covenant.ledger.machine.decisions.context import unknown_task
+from covenant.ledger.watchers import TaskWatch
 from covenant.model.content import Text
 from covenant.model.errors import Conflict, Invalid, Refusal
 from covenant.model.ids import PublicKey, TaskId, parse_task_id
@@ -104,7 +105,7 @@ class TaskReader:
             return TaskStream(self._ledger, watch, first, ends_when_parked=ends_when_parked)
 
     async def at_rest(
-        self, task_id: TaskId, watch: Watch, builder: TaskViewBuilder | None, wait_ms: int | None = None
+        self, task_id: TaskId, watch: TaskWatch, builder: TaskViewBuilder | None, wait_ms: int | None = None
     ) -> TaskView:
         """The task when it has ended or waits for its sender.
 
@@ -248,7 +249,7 @@ class TaskStream:
     def __init__(
         self,
         ledger: TaskLedger,
-        watch: Watch,
+        watch: TaskWatch,
         first: TaskView,
         *,
         backlog: Sequence[Step] | None = None,
@@ -313,7 +314,7 @@ class TaskStream:
 
 
 @contextmanager
-def handed_over(watch: Watch) -> Iterator[Watch]:
+def handed_over(watch: TaskWatch) -> Iterator[TaskWatch]:
     """Begins a watch for a stream, which ends the watch itself. Ends it here if the stream is not made."""
     watch.__enter__()
     try:

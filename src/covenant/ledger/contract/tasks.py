@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Protocol
 
 import msgspec
 
 from covenant.ledger.contract import Commits
+from covenant.ledger.contract.identities import LAST
 from covenant.ledger.contract.task_query import FoundPage, QueueDepth, TaskCounts, TaskQuery
 from covenant.ledger.machine.entry import Entry
+from covenant.ledger.machine.states import LEASED, State
+from covenant.ledger.watchers import QueueWaiter, TaskWatch
+from covenant.model.errors import InvalidParams
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
 from covenant.model.push import Push
-from covenant.model.task import Result, Task
+from covenant.model.task import Lease, Result, Task
 from covenant.model.task_event import Step
 from covenant.model.usage import add_usage, read_usage, usage_in
 
 READ_BYTES_MAX: Final = 8 << 20
 """Above this size no further task or result is read for one answer. An answer has at least one, however large."""
+_listing_end = re.compile(r"([0-9a-f]{1,15})-([0-9a-f]{1,16})").fullmatch
 
 
 class QueueEntry(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
@@ -33,6 +38,22 @@ class QueueEntry(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defau
     leased_at_ms: int | None = None
     renewed_at_ms: int | None = None
     holder_lost: bool = False
+
+
+def queue_entry(
+    state: State, task: Task, attempt: int, created_at_ms: int, lease: Lease | None, *, holder_lost: bool
+) -> QueueEntry:
+    line = QueueEntry(state=state.wire_name, task=task, attempt=attempt, created_at_ms=created_at_ms)
+    if state is not LEASED or lease is None:
+        return line
+    return msgspec.structs.replace(
+        line,
+        lease_id=lease.lease_id,
+        leased_to=lease.leased_to,
+        leased_at_ms=lease.leased_at_ms,
+        renewed_at_ms=lease.renewed_at_ms or None,
+        holder_lost=holder_lost,
+    )
 
 
 class QueueQuery(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -65,6 +86,16 @@ class ListQuery(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     limit: int = 50
     artifacts: bool = False
     """Without it, steps that write to an artifact are left out, and cost nothing."""
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The place after which the page begins: a time of the last change, and a task's number."""
+        if not self.after:
+            return LAST, LAST
+        found = _listing_end(self.after)
+        if found is None:
+            raise InvalidParams("pageToken", "give the nextPageToken of the page before, or none")
+        return int(found[1], 16), min(int(found[2], 16), LAST)
 
 
 class Listing(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -117,6 +148,17 @@ class LeaseRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     ended_at_ms: int | None = None
     outcome: str | None = None
     reason: str | None = None
+
+
+def lease_record(lease: Lease, turn: int) -> LeaseRecord:
+    """The record of a live lease."""
+    return LeaseRecord(
+        lease_id=lease.lease_id,
+        leased_to=lease.leased_to,
+        leased_at_ms=lease.leased_at_ms,
+        turn=turn,
+        attempt=lease.attempt,
+    )
 
 
 class UpdateRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -245,43 +287,6 @@ def _usage(row: TreeRow | None, children: Sequence[TreeNode]) -> tuple[dict[str,
     return own, total
 
 
-class Watch(Protocol):
-    """One reader of the steps of one task, from its creation until its context ends."""
-
-    @property
-    def cut(self) -> bool:
-        """Whether steps were skipped: the reader was too slow, or the ledger failed. It must restart at its cursor."""
-
-    async def next(self, timeout_s: float, *, until_rest: bool = False) -> Sequence[Step]:
-        """The durable steps since the last call, in order. There may be none after the timeout, or when `cut`.
-
-        `until_rest`: returns only with a step that ends or parks the task, after very many steps, or after the timeout.
-        """
-
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None: ...
-
-
-class Waiter(Protocol):
-    """A place among the waiters for the same thing, until its context ends.
-
-    An arrival wakes the longest waiting one. A waiter that leaves without having taken anything passes its wake on.
-    """
-
-    async def wait(self, timeout_ms: int) -> bool:
-        """True when there may be something to take; False after the timeout."""
-
-    def served(self) -> None:
-        """Marks that the waiter has taken what it was woken for."""
-
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None: ...
-
-
 class PushLedger(Commits, Protocol):
     def on_push(self, callback: Callable[[TaskId, Step | None], None]) -> None:
         """Registers the callback for each durable change of a task with push configurations, or of a configuration.
@@ -297,10 +302,10 @@ class PushLedger(Commits, Protocol):
 
 
 class TaskLedger(Commits, Protocol):
-    def task_waiter(self, recipient: PublicKey | None) -> Waiter:
+    def task_waiter(self, recipient: PublicKey | None) -> QueueWaiter:
         """A place among the waiters for tasks of the recipient (or of anyone)."""
 
-    def result_waiter(self, sender: PublicKey | None) -> Waiter:
+    def result_waiter(self, sender: PublicKey | None) -> QueueWaiter:
         """A place among the waiters for results of the sender's tasks (or of anyone's)."""
 
     async def finished(self, task_id: TaskId, timeout_ms: int) -> bool:
@@ -324,7 +329,7 @@ class TaskLedger(Commits, Protocol):
     async def tenants_of(self, task_ids: Collection[TaskId]) -> Mapping[TaskId, str | None]:
         """The tenants of these tasks, live or finished, read together. Unknown tasks are left out."""
 
-    def watch(self, task_id: TaskId, *, new: bool = False) -> Watch:
+    def watch(self, task_id: TaskId, *, new: bool = False) -> TaskWatch:
         """Watches each step of a task from now on; the task need not exist yet. For the past, read `steps` after this.
 
         `new`: the id was made just now, so the task has no past.

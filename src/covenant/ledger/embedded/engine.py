@@ -35,7 +35,7 @@ from covenant.ledger.machine.states import FINISHED, QUEUED, SETTLED
 from covenant.ledger.machine.view import Archived
 from covenant.ledger.watchers import KeyedWakeups, QueueWaiters, TaskWatchers
 from covenant.model.agent_definition import CatalogueAgent
-from covenant.model.errors import OverLimit, Unavailable, storage_failed
+from covenant.model.errors import OverLimit, Refusal, Unavailable, storage_failed
 from covenant.model.ids import PublicKey, TaskId
 from covenant.model.peers.instance import InstanceId
 from covenant.model.settings import Limits
@@ -86,7 +86,7 @@ class EmbeddedLedger(Reads):
         self.task_waiter = self._task_waiters.waiter
         self.result_waiter = self._result_waiters.waiter
         self.watch = self._watching.watch
-        self._watching.on_audit(lambda: self._wakeups.wake(("audit",)))
+        self._watching.on_audit(lambda _: self._wakeups.wake(("audit",)))
         self._compacting = asyncio.Lock()
         state.watch_holders(self.alive, self.boot)
         self._evict(self._archive.archived_seq)
@@ -120,6 +120,8 @@ class EmbeddedLedger(Reads):
         try:
             try:
                 answer: A = DECISIONS[type(command)](context, command)  # what `decide` does, without its call
+            except Refusal as refusal:
+                raise CommandRefused(refusal, events) from None
             except BodyNeeded as needed:
                 decision, now_ms = await self._decide_with_bodies(command, needed.task_id)
                 events, answer = decision.events, decision.answer
@@ -377,7 +379,7 @@ class EmbeddedLedger(Reads):
             settled=len(state.results),
             cached=len(state.cache),
             oldest_lease_age_ms=state.oldest_lease_age_ms(self.now_ms(), self.clock.ages),
-            holders_lost=state.holders_lost(),
+            holders_lost=len(state.lost_leases),
             commits=journal.last_seq,
             failure=journal.failure,
             behind=max(0, self._archive_lag()),

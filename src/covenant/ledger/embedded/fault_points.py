@@ -1,21 +1,14 @@
 """Named fault points: one before every step that touches a file, so that a test can stop the process exactly there.
 
-`point(name)` stands directly before the step that it names. Unless a plan is armed it does nothing, at the cost of one
-look at a global. An armed plan counts the hits of every point and, at the n-th hit of the point that it names, performs
-its action: kill the process, tear the write, lose unsynced data, or fail as a disk fails. "After step A" needs no point
-of its own: it is "before the step that follows A".
+`point(name)` stands directly before the step that it names. Unless a test has armed it, it does nothing, at the cost of
+one look at a global. "After step A" needs no point of its own: it is "before the step that follows A".
 
 Nothing here reads the environment or arms itself.
 """
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -70,7 +63,6 @@ MOVE_POINTS: Final = (
     "move.unmark",  # every file is in its place, the home is still marked
 )
 """Points of a move between a home and a database."""
-_KNOWN: Final = frozenset((*POINTS, *BLOB_POINTS, *MOVE_POINTS))
 
 
 class FaultPoint(NamedTuple):
@@ -83,86 +75,15 @@ class FaultPoint(NamedTuple):
     path: Path | None  # a name in a directory that was not yet synced
 
 
-Action = Callable[[FaultPoint], None]
-
-
-def kill(_step: FaultPoint) -> None:
-    """`kill -9`: written bytes stay, later steps never happen."""
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def tear(length: int) -> Action:
-    """The process dies with only the first bytes of this write in the file."""
-
-    def action(step: FaultPoint) -> None:
-        if step.fd >= 0 and step.data:
-            os.write(step.fd, step.data[:length])
-        kill(step)
-
-    return action
-
-
-def lose(step: FaultPoint) -> None:
-    """The power fails: unsynced bytes and names are gone."""
-    if step.fd >= 0:
-        os.ftruncate(step.fd, step.kept)
-    elif step.path is not None:
-        step.path.unlink(missing_ok=True)
-    kill(step)
-
-
-def fail(errno: int, *, written: int = 0) -> Action:
-    """The disk refuses this step (EIO, ENOSPC), after taking the first `written` bytes of it."""
-
-    def action(step: FaultPoint) -> None:
-        if written and step.fd >= 0 and step.data:
-            os.write(step.fd, step.data[:written])
-        raise OSError(errno, os.strerror(errno))
-
-    return action
-
-
-class Plan:
-    """The action at the n-th hit of one point; without an action it only counts. Any thread may hit it."""
-
-    def __init__(self, name: str | None = None, action: Action | None = None, *, nth: int = 1) -> None:
-        if name is not None and name not in _KNOWN:
-            raise ValueError(f"{name!r} is not a crash point; the points are {', '.join(sorted(_KNOWN))}")
-        self.hits: Counter[str] = Counter()
-        self.fired = False
-        self._name = name
-        self._action = action
-        self._nth = nth
-        self._lock = threading.Lock()
-
-    def hit(self, step: FaultPoint) -> None:
-        assert step.name in _KNOWN, f"the point {step.name!r} is missing from POINTS"
-        with self._lock:
-            self.hits[step.name] += 1
-            due = step.name == self._name and self.hits[step.name] == self._nth
-            self.fired = self.fired or due
-        if due and self._action is not None:
-            self._action(step)
-
-
-_plan: Plan | None = None
+_armed: Callable[[FaultPoint], None] | None = None
 
 
 def point(name: str, fd: int = -1, data: bytes = b"", kept: int = 0, path: Path | None = None) -> None:
-    if _plan is not None:
-        _plan.hit(FaultPoint(name, fd, data, kept, path))
+    if _armed is not None:
+        _armed(FaultPoint(name, fd, data, kept, path))
 
 
-def arm(plan: Plan | None) -> None:
-    """One plan for the whole process; None disarms."""
-    global _plan  # noqa: PLW0603  the point of this module: call sites must not carry a plan around
-    _plan = plan
-
-
-@contextmanager
-def armed(plan: Plan) -> Iterator[Plan]:
-    arm(plan)
-    try:
-        yield plan
-    finally:
-        arm(None)
+def arm(hit: Callable[[FaultPoint], None] | None) -> None:
+    """One for the whole process, called at every point by any thread; None disarms."""
+    global _armed  # noqa: PLW0603  the point of this module: call sites must not carry a plan around
+    _armed = hit

@@ -31,7 +31,6 @@ from covenant.ledger.contract.task_query import (
 )
 from covenant.ledger.contract.tasks import (
     ANY,
-    LeaseRecord,
     Listing,
     ListQuery,
     Parties,
@@ -42,6 +41,8 @@ from covenant.ledger.contract.tasks import (
     TaskRow,
     TaskScope,
     TreeNode,
+    lease_record,
+    queue_entry,
 )
 from covenant.ledger.embedded.archive.archive import Archive
 from covenant.ledger.embedded.archive.history import History
@@ -62,7 +63,6 @@ from covenant.model.task import Result, Task
 from covenant.model.task_event import Step
 from covenant.model.tenants import Tenant
 
-_END: Final = (1 << 63) - 1
 CATCH_UP_S: Final = 10.0
 LIVE_S: Final = 2.0
 """How long a query of live tasks waits for the archive before memory answers it."""
@@ -176,7 +176,7 @@ class Reads(PeerReads):
     async def count_lanes(self, scope: TaskQuery) -> TaskCounts:
         await self._archived()
         counts = await self._history.count_lanes(scope)
-        lost = sum(may_see(scope, self._state.entries[task_id].task) for task_id in self._state.lost_leases())
+        lost = sum(may_see(scope, self._state.entries[task_id].task) for task_id in self._state.lost_leases)
         return msgspec.structs.replace(counts, holders_lost=lost)
 
     async def queue_depths(self, count: int) -> Sequence[QueueDepth]:
@@ -322,13 +322,13 @@ def live_page(state: LedgerState, query: TaskQuery, alive: Alive) -> FoundPage:
     total = len(found) if query.count else None
     if after is not None:
         # A cursor of the archive may be between tasks of the same millisecond: those are listed again.
-        sign, least = 1 if query.ascending else -1, 1 if after.no in (0, _END) else 0
+        sign, least = 1 if query.ascending else -1, 1 if after.no in (0, LAST) else 0
         found = [entry for entry in found if sign * (moment(entry) - after.ms) >= least]
     found.sort(key=moment, reverse=not query.ascending)
     end = min(len(found), query.limit)
     while 0 < end < len(found) and moment(found[end]) == moment(found[end - 1]):
         end += 1
-    edge = Place(moment(found[end - 1]), _END if query.ascending else 0) if end < len(found) else None
+    edge = Place(moment(found[end - 1]), LAST if query.ascending else 0) if end < len(found) else None
     return FoundPage(
         tasks=tuple(found_task(entry, alive) for entry in found[:end]),
         next=edge.cursor(query.order) if edge is not None else None,
@@ -360,9 +360,9 @@ def live_detail(entry: Entry, viewer: PublicKey | None, archived: TaskDetail | N
     if not _has_part(entry, viewer):
         return None
     leases = archived.leases if archived is not None else ()
-    live = _lease_record(entry)
+    live = entry.lease if entry.state is LEASED else None
     if live is not None and all(lease.lease_id != live.lease_id for lease in leases):
-        leases = (*leases, live)
+        leases = (*leases, lease_record(live, entry.turn))
     return TaskDetail(
         task=entry.task,
         state=entry.state.wire_name,
@@ -400,43 +400,18 @@ def _has_part(entry: Entry, viewer: PublicKey | None) -> bool:
 def _matches(entry: Entry, query: QueueQuery, now_ms: int) -> bool:
     if query.state_filter is not None and entry.state.wire_name != query.state_filter:
         return False
-    age_ms, within_ms = query.min_lease_age_ms, query.deadline_within_ms
+    age_ms, within_ms, deadline_ms = query.min_lease_age_ms, query.deadline_within_ms, entry.task.deadline_ms
     held = entry.lease if entry.state is LEASED else None
     if age_ms is not None and held is not None and held.age_ms(now_ms) < age_ms:
         return False
-    if within_ms is not None and (entry.deadline_ms is None or entry.deadline_ms > now_ms + within_ms):
+    if within_ms is not None and (deadline_ms is None or deadline_ms > now_ms + within_ms):
         return False
     return _has_part(entry, query.viewer)
 
 
 def _queue_entry(entry: Entry, alive: Alive) -> QueueEntry:
-    line = QueueEntry(
-        state=entry.state.wire_name, task=entry.task, attempt=entry.attempt, created_at_ms=entry.accepted_at_ms
-    )
-    lease = entry.lease
-    if entry.state is not LEASED or lease is None:
-        return line
-    return msgspec.structs.replace(
-        line,
-        lease_id=lease.lease_id,
-        leased_to=lease.leased_to,
-        leased_at_ms=lease.leased_at_ms,
-        renewed_at_ms=lease.renewed_at_ms or None,
-        holder_lost=entry.holder_lost(alive),
-    )
-
-
-def _lease_record(entry: Entry) -> LeaseRecord | None:
-    lease = entry.lease
-    if entry.state is not LEASED or lease is None:
-        return None
-    return LeaseRecord(
-        lease_id=lease.lease_id,
-        leased_to=lease.leased_to,
-        leased_at_ms=lease.leased_at_ms,
-        turn=entry.turn,
-        attempt=lease.attempt,
-    )
+    lost = entry.holder_lost(alive)
+    return queue_entry(entry.state, entry.task, entry.attempt, entry.accepted_at_ms, entry.lease, holder_lost=lost)
 
 
 class Storage(Protocol):

@@ -9,7 +9,7 @@ grants, and a peer's change of identity.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -67,7 +67,8 @@ class LedgerState(RegisterIndex, PushIndex, PeerIndex):
         self._alive: Alive | None = None
         """Returns whether a holder may still be alive. None until the engine has set it."""
         self._boot = ""
-        self._lost_leases: set[TaskId] = set()
+        self.lost_leases: set[TaskId] = set()
+        """Leases whose holder cannot come back: of an earlier run, or stopped in mid-work."""
         self.parked = 0
         self.following = 0
         self.cache = ResultCache()
@@ -218,8 +219,8 @@ class LedgerState(RegisterIndex, PushIndex, PeerIndex):
             self.queue.leave(task.recipient.pubkey, task.id)
         elif state is LEASED:
             del self.leased[task.id]
-            if self._lost_leases:
-                self._lost_leases.discard(task.id)
+            if self.lost_leases:
+                self.lost_leases.discard(task.id)
         elif state is SETTLED:
             self.results.leave(task.sender.pubkey, task.id)
             self.accounts.drained(entry)
@@ -438,16 +439,9 @@ class LedgerState(RegisterIndex, PushIndex, PeerIndex):
     def _judge_holder(self, entry: Entry) -> None:
         here = entry.lease is not None and entry.lease.boot == self._boot and not entry.interrupted
         if not here and self._alive is not None and entry.holder_lost(self._alive):
-            self._lost_leases.add(entry.task.id)
-        elif self._lost_leases:
-            self._lost_leases.discard(entry.task.id)
-
-    def lost_leases(self) -> Iterable[TaskId]:
-        return self._lost_leases
-
-    def holders_lost(self) -> int:
-        """The number of leases whose holder cannot come back: of an earlier run, or stopped in mid-work."""
-        return len(self._lost_leases)
+            self.lost_leases.add(entry.task.id)
+        elif self.lost_leases:
+            self.lost_leases.discard(entry.task.id)
 
 
 def _weighed(entry: Entry) -> Entry:

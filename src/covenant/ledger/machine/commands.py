@@ -1,10 +1,6 @@
 """Commands: the ledger's verbs as values, each with the type of its answer.
 
-A command is complete: repeating it under the same ids gives the same answer. `keys` names the entities that its
-decision reads and changes, so that an engine with many writers can lock just those. A key also covers dependent
-entities: a task's key covers the tasks that share its work (the leader and followers of its cache key) and the account
-that it counts against; a queue, a lane of results, the leases and the due list cover their tasks; a request covers the
-tasks that it gave out.
+A command is complete: repeating it under the same ids gives the same answer.
 """
 
 from __future__ import annotations
@@ -17,13 +13,10 @@ from covenant.model.a2a_requests import PushConfig
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
 from covenant.model.push import Push, PushMove
 from covenant.model.retry_policy import RepairCommand, RepairOutcome, RetryPolicy, RetryReport
-from covenant.model.task import DELEGATION, Ending, Lease, Result, Task, account_of, cache_key
+from covenant.model.task import Ending, Lease, Result, Task
 from covenant.model.task_event import MessageUpdate, Signal, StatusUpdate, TurnUpdate, Update, Wait
 
 A = TypeVar("A")
-Key = tuple[str, ...]
-AUDIT: Final[Key] = ("audit",)
-"""The head of the audit chain: a key of every command that writes an audit row."""
 GONE: Final = "the caller left before it got the answer"
 
 
@@ -47,16 +40,8 @@ class Access(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 class Command(msgspec.Struct, Generic[A], frozen=True, gc=False, kw_only=True):
     access: Access | None = None
 
-    def keys(self) -> tuple[Key, ...]:
-        return ()
-
     def undo(self, answer: A, /) -> GiveBack | None:
         """The command that gives back the answer's leases or results if the caller is cancelled before it gets them."""
-
-
-def access_keys(*accesses: Access | None) -> tuple[Key, ...]:
-    grants = [("grants", access.caller.pubkey, action) for access in accesses if access for action in access.actions]
-    return (*grants, AUDIT) if grants else ()
 
 
 class LeasedTask(msgspec.Struct, frozen=True, gc=False):
@@ -112,22 +97,6 @@ class Accept(Command[Accepted], frozen=True, gc=False, kw_only=True):
     body_bytes: int | None = None
     """The bytes of the task (`weigh`), if its writer has counted them already."""
 
-    def keys(self) -> tuple[Key, ...]:
-        task, key = self.task, cache_key(self.task)
-        cache: tuple[Key, ...] = (("cache", *msgspec.structs.astuple(key)),) if key else ()
-        parent: tuple[Key, ...] = (("task", task.parent),) if task.origin == DELEGATION and task.parent else ()
-        return (
-            ("task", task.id),
-            ("account", account_of(task)),
-            *((("tenant", task.tenant),) if task.tenant is not None else ()),
-            *parent,
-            ("queue", task.recipient.pubkey),
-            ("results", task.sender.pubkey),
-            *cache,
-            *((("pushes",),) if self.push is not None else ()),
-            *access_keys(self.access, self.admission),
-        )
-
 
 class Leased(msgspec.Struct, frozen=True, gc=False):
     """`again`: the live leases that this request id was given before. There is nothing more to wait for."""
@@ -155,13 +124,6 @@ class Take(Command[Leased], frozen=True, gc=False, kw_only=True):
     def asker(self) -> AgentId | None:
         return self.by or self.holder
 
-    def keys(self) -> tuple[Key, ...]:
-        queue: Key = ("queue", self.recipient) if self.recipient else ("queue",)
-        asker = self.asker
-        if self.request_id is None or asker is None:
-            return (queue,)
-        return (queue, ("request", "take", asker.pubkey, self.request_id))
-
     def undo(self, answer: Leased, /) -> GiveBack | None:
         if self.request_id is not None or not answer.tasks:
             return None
@@ -174,9 +136,6 @@ class TaskCommand(Command[A], frozen=True, gc=False, kw_only=True):
     """The caller: a task that is not theirs is not found. None sees all (the operator, and the process itself)."""
     recipient: PublicKey | None = None
     """The agent whose address the caller used: a task for another agent is not found either."""
-
-    def keys(self) -> tuple[Key, ...]:
-        return (("task", self.task_id), *access_keys(self.access))
 
 
 class HolderCommand(TaskCommand[A], frozen=True, gc=False, kw_only=True):
@@ -196,10 +155,6 @@ class Release(HolderCommand[Lease], frozen=True, gc=False, kw_only=True):
     reason: str
     audited: bool = False
     """Whether the release was requested by a caller, and is audited."""
-
-    def keys(self) -> tuple[Key, ...]:
-        keys = super().keys()
-        return (*keys, AUDIT) if self.audited else keys
 
 
 class Interrupt(HolderCommand[Lease], frozen=True, gc=False, kw_only=True):
@@ -286,9 +241,6 @@ class Settle(TaskCommand[Settled], frozen=True, gc=False, kw_only=True):
     ending: Ending | None = None
     """None: follows from the result's status."""
 
-    def keys(self) -> tuple[Key, ...]:
-        return (("task", self.task_id), *access_keys(self.access), AUDIT)
-
 
 class Canceled(msgspec.Struct, frozen=True, gc=False):
     """`ending` is the outcome of a race between a cancel and a result; `before`: the task had already ended."""
@@ -306,18 +258,11 @@ class Cancel(TaskCommand[Canceled], frozen=True, gc=False, kw_only=True):
     audited: bool = False
     """Whether the cancel is a repair, and is audited."""
 
-    def keys(self) -> tuple[Key, ...]:
-        keys = super().keys()
-        return (*keys, AUDIT) if self.audited else keys
-
 
 class Repair(TaskCommand[RepairOutcome], frozen=True, gc=False, kw_only=True):
     by: AgentId
     command: RepairCommand
     reason: str
-
-    def keys(self) -> tuple[Key, ...]:
-        return (("task", self.task_id), *access_keys(self.access), AUDIT)
 
 
 class RetryStale(Command[RetryReport], frozen=True, gc=False, kw_only=True):
@@ -326,9 +271,6 @@ class RetryStale(Command[RetryReport], frozen=True, gc=False, kw_only=True):
     by: AgentId
     policy: RetryPolicy
     scheduled: bool = False
-
-    def keys(self) -> tuple[Key, ...]:
-        return (("leases",), *access_keys(self.access), AUDIT)
 
 
 class Drained(msgspec.Struct, frozen=True, gc=False):
@@ -343,14 +285,6 @@ class Drain(Command[Drained], frozen=True, gc=False, kw_only=True):
     count: int = 1
     request_id: str | None = None
     task_id: TaskId | None = None
-
-    def keys(self) -> tuple[Key, ...]:
-        results: Key = ("results", self.sender) if self.sender else ("results",)
-        if self.task_id is not None:
-            results = ("task", self.task_id)
-        if self.request_id is None:
-            return (results,)
-        return (results, ("request", "drain", self.by.pubkey, self.request_id))
 
     def undo(self, answer: Drained, /) -> GiveBack | None:
         if self.request_id is not None or not answer.results:
@@ -375,10 +309,6 @@ class GiveBack(Command[Returned], frozen=True, gc=False, kw_only=True):
     results: tuple[TaskId, ...] = ()
     reason: str = GONE
 
-    def keys(self) -> tuple[Key, ...]:
-        tasks = (*(task_id for task_id, _ in self.leases), *self.results)
-        return tuple(("task", task_id) for task_id in tasks)
-
 
 class Withdraw(Command[Returned], frozen=True, gc=False, kw_only=True):
     """Withdraws a request id: its leases and results go back, and it gets none later."""
@@ -386,10 +316,6 @@ class Withdraw(Command[Returned], frozen=True, gc=False, kw_only=True):
     by: AgentId
     request_id: str
     reason: str = "the caller withdrew its request"
-
-    def keys(self) -> tuple[Key, ...]:
-        by, request_id = self.by.pubkey, self.request_id
-        return ("request", "take", by, request_id), ("request", "drain", by, request_id)
 
 
 class Swept(msgspec.Struct, frozen=True, gc=False):
@@ -412,9 +338,6 @@ class Sweep(Command[Swept], frozen=True, gc=False, kw_only=True):
 
     count: int = 100
 
-    def keys(self) -> tuple[Key, ...]:
-        return (("due",),)
-
 
 class Orphaned(msgspec.Struct, frozen=True, gc=False):
     task_ids: tuple[TaskId, ...] = ()
@@ -426,9 +349,6 @@ class CancelOrphans(Command[Orphaned], frozen=True, gc=False, kw_only=True):
 
     count: int = 100
 
-    def keys(self) -> tuple[Key, ...]:
-        return (("orphans",),)
-
 
 class PutPush(TaskCommand[Push], frozen=True, gc=False, kw_only=True):
     """Creates a push configuration, or replaces the one with its id, whose cursor is kept.
@@ -439,17 +359,11 @@ class PutPush(TaskCommand[Push], frozen=True, gc=False, kw_only=True):
     config: PushConfig
     once: bool = False
 
-    def keys(self) -> tuple[Key, ...]:
-        return ("task", self.task_id), ("pushes",)
-
 
 class DropPush(TaskCommand[bool], frozen=True, gc=False, kw_only=True):
     """Drops a configuration. The answer says whether there was one. Repeating it is harmless."""
 
     id: str
-
-    def keys(self) -> tuple[Key, ...]:
-        return ("task", self.task_id), ("pushes",)
 
 
 class MovePushes(Command[None], frozen=True, gc=False, kw_only=True):
@@ -457,15 +371,9 @@ class MovePushes(Command[None], frozen=True, gc=False, kw_only=True):
 
     moves: tuple[PushMove, ...]
 
-    def keys(self) -> tuple[Key, ...]:
-        return (*(("task", move.task_id) for move in self.moves), ("pushes",))
-
 
 class RetryPush(TaskCommand[Push], frozen=True, gc=False, kw_only=True):
     """Retries a configuration at once, whether it was given up or not."""
 
     by: AgentId
     id: str
-
-    def keys(self) -> tuple[Key, ...]:
-        return ("task", self.task_id), ("pushes",), AUDIT

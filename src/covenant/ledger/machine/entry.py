@@ -114,10 +114,6 @@ class Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     def with_body(self, task: Task) -> Entry:
         return replace(self, task=task, body_on_disk=False, kept_cache_key=None)
 
-    @property
-    def deadline_ms(self) -> int | None:
-        return self.task.deadline_ms
-
     def times_out_at_ms(self, now_ms: int, ages: Ages) -> int | None:
         """When the turn times out, by the present clock, even if the turn began before the clock was set."""
         timeout_ms = self.task.timeout_ms

@@ -6,8 +6,10 @@ see carries its `generation`; 0: the event is not an update of the task.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final, get_args
+from collections.abc import Callable, Iterator
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -417,61 +419,20 @@ class AuditPurged(LedgerEvent, frozen=True, gc=False, tag="audit_purged"):
     anchor_hash: str
 
 
-AnyTaskEvent = (
-    TaskSent
-    | TaskFollowed
-    | TaskPromoted
-    | TaskLeased
-    | LeaseRenewed
-    | LeaseReleased
-    | LeaseInterrupted
-    | TaskUpdated
-    | TaskParked
-    | TaskSuspended
-    | TaskResumed
-    | SignalKept
-    | SignalTaken
-    | TaskContinued
-    | MessageKept
-    | TurnEnded
-    | TaskRequeued
-    | TaskSettled
-    | TaskClosed
-    | ResultDrained
-    | ResultReturned
-)
-TASK_EVENTS: Final = frozenset(get_args(AnyTaskEvent))
+def kinds_of(base: type[msgspec.Struct]) -> Iterator[type[Any]]:
+    """The kinds of events below a class: those that have a tag of their own, and not their name for one."""
+    for kind in base.__subclasses__():
+        if kind.__struct_config__.tag != kind.__name__:
+            yield kind
+        yield from kinds_of(kind)
+
+
+TASK_EVENTS: Final = frozenset(kinds_of(TaskEvent))
 """The classes of task events. A look-up takes a quarter of the time of `isinstance` with a struct's base."""
 
-AnyEvent = (
-    AnyTaskEvent
-    | RequestWithdrawn
-    | CacheDropped
-    | IdentityEnrolled
-    | IdentityRevoked
-    | IdentitiesPurged
-    | GrantMade
-    | GrantUsed
-    | GrantRevoked
-    | GrantsPurged
-    | TenantPut
-    | TenantErased
-    | TenantRemoved
-    | AgentPut
-    | AgentRemoved
-    | PushPut
-    | PushMoved
-    | PushDropped
-    | PeerPut
-    | PeerRemoved
-    | PeerSucceeded
-    | EnvelopeTaken
-    | DelegationPut
-    | DelegationDropped
-    | OutboxPut
-    | OutboxMoved
-    | OutboxDropped
-    | TokenRevoked
-    | Audited
-    | AuditPurged
-)
+if TYPE_CHECKING:
+    AnyTaskEvent = TaskEvent
+    AnyEvent = LedgerEvent
+else:  # to decode by
+    AnyTaskEvent = reduce(or_, kinds_of(TaskEvent))
+    AnyEvent = reduce(or_, kinds_of(LedgerEvent))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import msgspec
-
-from covenant.ledger.machine.commands import AUDIT, Command, Key, access_keys
+from covenant.ledger.machine.commands import Command
 from covenant.model.agent_definition import RESERVED, AgentDefinition, CatalogueAgent
 from covenant.model.grant import Grant, Identity
 from covenant.model.ids import AgentId
@@ -12,30 +10,15 @@ from covenant.model.task import CacheKey
 from covenant.model.tenants import Tenant, TenantLimits, TenantRemoval
 
 
-def _identity_keys(agent: AgentId) -> tuple[Key, ...]:
-    return ("agent", agent.display), ("agent", agent.pubkey)
-
-
-def _grant_keys(grant: Grant) -> tuple[Key, ...]:
-    return ("grant", grant.signature_b58), ("grants", grant.subject.pubkey, grant.action)
-
-
 class Enroll(Command[Identity], frozen=True, gc=False, kw_only=True):
     by: AgentId
     identity: Identity
     grants: tuple[Grant, ...] = ()
 
-    def keys(self) -> tuple[Key, ...]:
-        grants = (key for grant in self.grants for key in _grant_keys(grant))
-        return (("identity", self.identity.token_sha256), *_identity_keys(self.identity.agent), *grants, AUDIT)
-
 
 class IdentityCommand(Command[Identity], frozen=True, gc=False, kw_only=True):
     by: AgentId
     token_sha256: str
-
-    def keys(self) -> tuple[Key, ...]:
-        return ("identity", self.token_sha256), AUDIT
 
 
 class RevokeIdentity(IdentityCommand, frozen=True, gc=False, kw_only=True):
@@ -48,40 +31,25 @@ class RotateToken(IdentityCommand, frozen=True, gc=False, kw_only=True):
     new_token_sha256: str
     new_token_prefix: str
 
-    def keys(self) -> tuple[Key, ...]:
-        return ("identity", self.token_sha256), ("identity", self.new_token_sha256), AUDIT
-
 
 class PurgeIdentities(Command[int], frozen=True, gc=False, kw_only=True):
     by: AgentId
     before_ms: int
-
-    def keys(self) -> tuple[Key, ...]:
-        return ("identities",), AUDIT
 
 
 class MakeGrant(Command[Grant], frozen=True, gc=False, kw_only=True):
     by: AgentId
     grant: Grant
 
-    def keys(self) -> tuple[Key, ...]:
-        return (*_grant_keys(self.grant), AUDIT)
-
 
 class RevokeGrant(Command[bool], frozen=True, gc=False, kw_only=True):
     by: AgentId
     signature_b58: str
 
-    def keys(self) -> tuple[Key, ...]:
-        return ("grant", self.signature_b58), AUDIT
-
 
 class PurgeGrants(Command[int], frozen=True, gc=False, kw_only=True):
     by: AgentId
     before_ms: int
-
-    def keys(self) -> tuple[Key, ...]:
-        return ("grants",), AUDIT
 
 
 class PurgeAudit(Command[int], frozen=True, gc=False, kw_only=True):
@@ -94,9 +62,6 @@ class PurgeAudit(Command[int], frozen=True, gc=False, kw_only=True):
     count: int
     chain: str = ""
 
-    def keys(self) -> tuple[Key, ...]:
-        return (*access_keys(self.access), AUDIT)
-
 
 class WriteAuditRow(Command[None], frozen=True, gc=False, kw_only=True):
     """Writes an audit row when nothing else changes."""
@@ -104,18 +69,12 @@ class WriteAuditRow(Command[None], frozen=True, gc=False, kw_only=True):
     by: AgentId
     row: dict[str, object]
 
-    def keys(self) -> tuple[Key, ...]:
-        return (*access_keys(self.access), AUDIT)
-
 
 class AddTenant(Command[Tenant], frozen=True, gc=False, kw_only=True):
     """The tenant's `created_at_ms` is the time of this decision."""
 
     by: AgentId
     tenant: Tenant
-
-    def keys(self) -> tuple[Key, ...]:
-        return ("tenants",), ("tenant", self.tenant.name), *(("agent", display) for display in self.displays), AUDIT
 
     @property
     def displays(self) -> tuple[str, ...]:
@@ -126,9 +85,6 @@ class AddTenant(Command[Tenant], frozen=True, gc=False, kw_only=True):
 class TenantCommand(Command[Tenant], frozen=True, gc=False, kw_only=True):
     by: AgentId
     name: str
-
-    def keys(self) -> tuple[Key, ...]:
-        return ("tenant", self.name), AUDIT
 
 
 class ChangeTenant(TenantCommand, frozen=True, gc=False, kw_only=True):
@@ -151,9 +107,6 @@ class BeginTenantRemoval(TenantCommand, frozen=True, gc=False, kw_only=True):
     reason: str
     cancel_live: bool = False
 
-    def keys(self) -> tuple[Key, ...]:
-        return ("tenant", self.name), ("account", self.name), AUDIT
-
 
 class EraseTenant(TenantCommand, frozen=True, gc=False, kw_only=True):
     """Erases the registers and cached results of a tenant whose tasks have all ended.
@@ -164,19 +117,12 @@ class EraseTenant(TenantCommand, frozen=True, gc=False, kw_only=True):
     removal: TenantRemoval
     cached: tuple[CacheKey, ...] = ()
 
-    def keys(self) -> tuple[Key, ...]:
-        cached: list[Key] = [("cache", *msgspec.structs.astuple(key)) for key in self.cached]
-        return ("tenant", self.name), ("account", self.name), ("tenants",), *cached, AUDIT
-
 
 class FinishTenantRemoval(TenantCommand, frozen=True, gc=False, kw_only=True):
     """Only the tenant's own record is left, and goes with this."""
 
     places: int
     """The number of files or tables that were searched."""
-
-    def keys(self) -> tuple[Key, ...]:
-        return ("tenants",), ("tenant", self.name), AUDIT
 
 
 class PauseSchedule(TenantCommand, frozen=True, gc=False, kw_only=True):
@@ -201,14 +147,8 @@ class PutAgent(Command[CatalogueAgent], frozen=True, gc=False, kw_only=True):
     expected: AgentDefinition | None = None
     """The definition to replace: refused if the agent has another one by now. None: any."""
 
-    def keys(self) -> tuple[Key, ...]:
-        return ("tenant", self.tenant), ("catalogue", self.tenant), ("agent", self.identity.display), AUDIT
-
 
 class RemoveAgent(Command[CatalogueAgent], frozen=True, gc=False, kw_only=True):
     by: AgentId
     tenant: str
     agent_id: str
-
-    def keys(self) -> tuple[Key, ...]:
-        return ("tenant", self.tenant), ("catalogue", self.tenant), AUDIT

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from covenant.ledger.machine.commands import AUDIT, Accept, Command, Key, LeasedTask
+from covenant.ledger.machine.commands import Accept, Command, LeasedTask
 from covenant.model.ids import AgentId
 from covenant.model.peers.delegation import (
     Challenge,
@@ -28,12 +28,6 @@ from covenant.model.peers.delegation_messages import (
     TokenUsage,
 )
 from covenant.model.peers.instance import FormerKey, InstanceId, KeyBundle, Trust
-from covenant.model.tenants import DEFAULT
-
-PEERS: Key = ("peers",)
-"""The number and the names of all peers."""
-ENDED: Key = ("delegations",)
-"""The number of ended delegations that are kept."""
 
 
 class AddPeer(Command[Peer], frozen=True, gc=False, kw_only=True):
@@ -43,16 +37,9 @@ class AddPeer(Command[Peer], frozen=True, gc=False, kw_only=True):
     by: AgentId
     peer: Peer
 
-    def keys(self) -> tuple[Key, ...]:
-        tenant = self.peer.tenant
-        return PEERS, *peer_keys(self.peer.id), *((("tenant", tenant),) if tenant != DEFAULT else ())
-
 
 class PeerCommand(Command[Peer], frozen=True, gc=False, kw_only=True):
     id: InstanceId
-
-    def keys(self) -> tuple[Key, ...]:
-        return PEERS, *peer_keys(self.id)
 
 
 class ChangePeer(PeerCommand, frozen=True, gc=False, kw_only=True):
@@ -112,9 +99,6 @@ class SucceedPeer(Command[Peer], frozen=True, gc=False, kw_only=True):
     former: tuple[FormerKey, ...] = ()
     """The identities between the known one and the new one, the known one first."""
 
-    def keys(self) -> tuple[Key, ...]:
-        return PEERS, *peer_keys(self.old), *peer_keys(InstanceId(self.keys_shown.id))
-
 
 class RevokeToken(Command[bool], frozen=True, gc=False, kw_only=True):
     """Revokes a token that we issued, by the id of a block. The answer is False if it was revoked before."""
@@ -123,9 +107,6 @@ class RevokeToken(Command[bool], frozen=True, gc=False, kw_only=True):
     token_id: str
     until_ms: int
     """When the token would have expired."""
-
-    def keys(self) -> tuple[Key, ...]:
-        return ("token", self.token_id), AUDIT
 
 
 class PeerMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -198,11 +179,6 @@ class SendToPeer(Command[DelegationMoved], frozen=True, gc=False, kw_only=True):
     about: DelegationOffer | None = None
     """The offer that `messages` answer: refused as `offer_changed` if the peer has made the offer anew since."""
 
-    def keys(self) -> tuple[Key, ...]:
-        before = self.replaces
-        of_before = (*peer_keys(before.peer), *delegation_keys(before)) if before is not None else ()
-        return *peer_keys(self.key.peer), *delegation_keys(self.key), *of_before
-
 
 class ReceivedFromPeer(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of an envelope. `moved` is None if it was about no known delegation.
@@ -235,12 +211,6 @@ class ReceiveFromPeer(Command[ReceivedFromPeer], frozen=True, gc=False, kw_only=
     """The work that a provider begins with it."""
     by: AgentId | None = None
 
-    def keys(self) -> tuple[Key, ...]:
-        sender = self.envelope.sender
-        of_task = self.accept.keys() if self.accept is not None else ()
-        of_delegation = delegation_keys(self.key) if self.key is not None else ()
-        return ("envelopes", sender), *peer_keys(sender), *of_delegation, *of_task
-
 
 class MoveOutbox(Command[tuple[OutboxMessage, ...]], frozen=True, gc=False, kw_only=True):
     """The outcomes of deliveries. Messages that are gone already are left alone.
@@ -249,17 +219,3 @@ class MoveOutbox(Command[tuple[OutboxMessage, ...]], frozen=True, gc=False, kw_o
     """
 
     moves: tuple[OutboxMove, ...]
-
-    def keys(self) -> tuple[Key, ...]:
-        return tuple(
-            key for move in self.moves for key in (*peer_keys(move.delegation.peer), *delegation_keys(move.delegation))
-        )
-
-
-def peer_keys(peer: InstanceId) -> tuple[Key, ...]:
-    """A peer's keys also cover its delegations, as far as they are counted, removed or renamed with it."""
-    return ("peer", peer), AUDIT
-
-
-def delegation_keys(key: DelegationKey) -> tuple[Key, ...]:
-    return ("delegation", key.role.value, key.peer, key.offer_id), ENDED, AUDIT

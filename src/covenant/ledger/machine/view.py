@@ -1,4 +1,4 @@
-"""The view: everything that a decision may read. An engine provides the entities that the command's keys name."""
+"""The view: everything that a decision may read. An engine loads what a decision asks for."""
 
 from __future__ import annotations
 

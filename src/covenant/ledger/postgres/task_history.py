@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
@@ -30,6 +29,8 @@ from covenant.ledger.contract.tasks import (
     TreeRow,
     UpdateRecord,
     build_tree,
+    lease_record,
+    queue_entry,
 )
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import (
@@ -63,7 +64,6 @@ from covenant.ledger.postgres.stored_task import (
 )
 from covenant.ledger.postgres.tenant_rows import erased_condition
 from covenant.ledger.watchers import step_of
-from covenant.model.errors import InvalidParams
 from covenant.model.ids import PublicKey, TaskId
 from covenant.model.task import DELEGATION, Result, Task
 from covenant.model.task_event import Ended, StatusUpdate, Step
@@ -74,10 +74,8 @@ TREE_NODES_MAX: Final = 10_000
 TREE_BYTES_MAX: Final = 64 << 20
 PAGE_BYTES_MAX: Final = 2 * 1024 * 1024
 """Beyond this size no further task is put on a page. A page has at least one, however large."""
-_END: Final = (1 << 63) - 1
 
 _rows = partial(fetch_rows, "history")
-_token = re.compile(r"([0-9a-f]{1,15})-([0-9a-f]{1,16})").fullmatch
 _FILTERS: Final = {
     "sender": "sender = :sender",
     "state": "a2a_state = :state",
@@ -295,7 +293,7 @@ class History:
 
 def listing_statements(query: ListQuery) -> tuple[Statement, Statement, dict[str, Any]]:
     """The statement of a page, that of the number of all its tasks, and their values."""
-    updated_at_ms, no = _place(query.after)
+    updated_at_ms, no = query.place
     values = msgspec.structs.asdict(query) | {"updated_at_ms": updated_at_ms, "no": no, "count": query.limit + 1}
     values["context"] = context = column(query.context_id) if query.context_id is not None else None
     filters = [sql for name, sql in _FILTERS.items() if getattr(query, name) is not None]
@@ -329,33 +327,9 @@ def _fitting(nos: Sequence[int], sizes: dict[int, int]) -> list[int]:
     return shown
 
 
-def _place(token: str) -> tuple[int, int]:
-    if not token:
-        return _END, _END
-    found = _token(token)
-    if found is None:
-        raise InvalidParams("pageToken", "give the nextPageToken of the page before, or none")
-    return int(found[1], 16), min(int(found[2], 16), _END)
-
-
 def _queue_entry(row: Row) -> QueueEntry:
-    state, lease = State(row["state"]), decode_rest(row["rest"]).lease
-    line = QueueEntry(
-        state=state.wire_name,
-        task=decode_task(row["task_body"]),
-        attempt=row["attempt"],
-        created_at_ms=row["created_at_ms"],
-    )
-    if state is not State.LEASED or lease is None:
-        return line
-    return msgspec.structs.replace(
-        line,
-        lease_id=lease.lease_id,
-        leased_to=lease.leased_to,
-        leased_at_ms=lease.leased_at_ms,
-        renewed_at_ms=lease.renewed_at_ms or None,
-        holder_lost=row["rank"] == 0,
-    )
+    state, lease, task = State(row["state"]), decode_rest(row["rest"]).lease, decode_task(row["task_body"])
+    return queue_entry(state, task, row["attempt"], row["created_at_ms"], lease, holder_lost=row["rank"] == 0)
 
 
 def _task_row(row: Row) -> TaskRow:
@@ -391,16 +365,7 @@ def _leases(rows: Sequence[Row]) -> tuple[LeaseRecord, ...]:
             leases[-1] = msgspec.structs.replace(leases[-1], ended_at_ms=row["ts_ms"], outcome=outcome, reason=reason)
         is_open = isinstance(event, TaskLeased)
         if isinstance(event, TaskLeased):
-            lease = event.lease
-            leases.append(
-                LeaseRecord(
-                    lease_id=lease.lease_id,
-                    leased_to=lease.leased_to,
-                    leased_at_ms=lease.leased_at_ms,
-                    turn=turn,
-                    attempt=lease.attempt,
-                )
-            )
+            leases.append(lease_record(event.lease, turn))
         elif outcome == "continued":
             turn += 1
     return tuple(leases[-LEASES_SHOWN_MAX:])

@@ -18,9 +18,9 @@ import msgspec
 
 from covenant.exchange.tasks.builder import text_of
 from covenant.exchange.tasks.reader import PAGE, read_tree
-from covenant.ledger.contract.tasks import Watch
 from covenant.ledger.machine.commands import Cancel, Continue
 from covenant.ledger.machine.peer_commands import DelegationChanges, PeerMessage, SendToPeer
+from covenant.ledger.watchers import TaskWatch
 from covenant.model.content import Content, File, Text
 from covenant.model.errors import Conflict, NotFound
 from covenant.model.ids import TaskId
@@ -100,7 +100,7 @@ class TaskReporter(PeerService):
                 await self._follow(delegation, watch)
         await self._finish()
 
-    async def _follow(self, delegation: Delegation, watch: Watch) -> None:
+    async def _follow(self, delegation: Delegation, watch: TaskWatch) -> None:
         """Reports until the task has ended, or until the watch was cut because it fell too far behind."""
         interval_s = max(PAUSE_S, delegation.status_interval_ms / 1000)
         while not watch.cut and not self._view_builder.state.terminal:

@@ -82,6 +82,7 @@ from tests.ledger.embedded.recorded import (
     task,
     task_id,
 )
+from tests.ledger_contract import fault_plans
 from tests.waits import BOUND_S
 
 TABLES = ("a2a_tasks", "packs", "requests", "updates", "handovers", "audit", "meta", "ids")
@@ -481,7 +482,7 @@ def test_after_a_failure_nothing_is_at_hand(db: sqlite3.Connection) -> None:
     apply_in_steps(db, recorded, [], live)
     recorded.record(leased(1))
     with (
-        fault_points.armed(fault_points.Plan("archive.commit", fault_points.fail(errno.EIO))),
+        fault_plans.armed(fault_plans.Plan("archive.commit", fault_plans.fail(errno.EIO))),
         pytest.raises(OSError, match="error"),
     ):
         apply_in_steps(db, recorded, [], live)
@@ -594,7 +595,7 @@ def test_a_batch_that_fails_halfway_leaves_nothing(db: sqlite3.Connection, point
     recorded.each([sent(1), leased(1)])
     before = dump(db)
     with (
-        fault_points.armed(fault_points.Plan(point, fault_points.fail(errno.ENOSPC))),
+        fault_plans.armed(fault_plans.Plan(point, fault_plans.fail(errno.ENOSPC))),
         pytest.raises(OSError, match="space"),
     ):
         apply_in_steps(db, recorded, [])
@@ -696,7 +697,7 @@ async def test_a_failed_batch_shows_and_is_tried_again(path: Path, point: str, m
         raise OSError(errno.ENOSPC, "No space left on device")
 
     async with following(path, recorded) as (archive, _):
-        with fault_points.armed(fault_points.Plan(point, fail_until_mended)):
+        with fault_plans.armed(fault_plans.Plan(point, fail_until_mended)):
             archive.notify(2)
             await asyncio.to_thread(failed.wait, BOUND_S)
             with pytest.raises(Unavailable):
@@ -716,7 +717,7 @@ async def test_while_it_fails_the_reason_is_told_and_closing_does_not_wait(
     recorded = Recorded()
     recorded.record(sent(1))
     async with following(path, recorded) as (archive, heard):
-        with fault_points.armed(fault_points.Plan("archive.commit", fault_points.fail(errno.EIO))) as plan:
+        with fault_plans.armed(fault_plans.Plan("archive.commit", fault_plans.fail(errno.EIO))) as plan:
             archive.notify(1)
             with pytest.raises(Unavailable) as refusal:
                 await archive.caught_up(1, 0.5)

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from covenant.ledger.contract.retention import EraseTasks
-from covenant.ledger.embedded import fault_points
 from covenant.ledger.embedded.archive.archive_file import ARCHIVE_NAME
 from covenant.ledger.embedded.archive.archive_writer import LocalWriter
 from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.ledger.embedded.open import SEEN, open_ledger
 from covenant.ledger.machine.commands import Withdraw
 from covenant.model.errors import Unavailable
+from tests.ledger_contract import fault_plans
 from tests.ledger_contract.driver import LedgerDriver, refused
 from tests.ledger_contract.erasure import LARGE_BYTES, LATER_MS, erase, finish, known
 from tests.ledger_contract.fake_clock import FakeClock
@@ -135,7 +135,7 @@ async def test_the_ids_are_known_when_the_filter_of_ids_is_made_anew(tmp_path: P
 @pytest.mark.parametrize("point", ["archive.erase", "archive.erase_commit"])
 async def test_a_full_disk_erases_nothing_and_the_next_batch_works(tmp_path: Path, point: str) -> None:
     driver = await filled(tmp_path)
-    with fault_points.armed(fault_points.Plan(point, fault_points.fail(errno.ENOSPC))):
+    with fault_plans.armed(fault_plans.Plan(point, fault_plans.fail(errno.ENOSPC))):
         with pytest.raises(Unavailable, match="No space left"):
             await erase(driver)
         assert await known(driver, *NUMBERS) == list(NUMBERS)
@@ -146,13 +146,13 @@ async def test_a_full_disk_erases_nothing_and_the_next_batch_works(tmp_path: Pat
 KILLED = """
 import asyncio, sys
 from pathlib import Path
-from covenant.ledger.embedded import fault_points
+from tests.ledger_contract import fault_plans
 from tests.ledger.embedded.archive.test_erasure import filled
 from tests.ledger_contract.erasure import erase
 
 async def main() -> None:
     driver = await filled(Path(sys.argv[1]))
-    fault_points.arm(fault_points.Plan(sys.argv[2], fault_points.kill, nth=2))
+    fault_plans.arm(fault_plans.Plan(sys.argv[2], fault_plans.kill, nth=2))
     await erase(driver, limit=15)
 
 asyncio.run(main())

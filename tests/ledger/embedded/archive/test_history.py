@@ -601,19 +601,19 @@ async def test_a_longer_chain_is_verified_page_by_page(past: Past, monkeypatch: 
 
 
 STATEMENTS = {
-    "queue": sql.QUEUE[False],
-    "queue of a viewer": sql.QUEUE[True],
-    "recent tasks": sql.RECENT_TASKS[False],
-    "recent tasks of a viewer": sql.RECENT_TASKS[True],
-    "recent results": sql.RECENT_RESULTS[False],
-    "recent results of a viewer": sql.RECENT_RESULTS[True],
-    "show": sql.SHOW,
-    "lookup": sql.LOOKUP,
-    "parties": sql.PARTIES,
-    "steps": sql.STEPS,
-    "tree": sql.TREE,
-    "finished": sql.FINISHED,
-    "audit of an issuer": sql.AUDIT_RECENT[True],
+    "queue": sql.QUEUE[False].sql,
+    "queue of a viewer": sql.QUEUE[True].sql,
+    "recent tasks": sql.RECENT_TASKS[False].sql,
+    "recent tasks of a viewer": sql.RECENT_TASKS[True].sql,
+    "recent results": sql.RECENT_RESULTS[False].sql,
+    "recent results of a viewer": sql.RECENT_RESULTS[True].sql,
+    "show": sql.SHOW.sql,
+    "lookup": sql.LOOKUP.sql,
+    "parties": sql.PARTIES.sql,
+    "steps": sql.STEPS.sql,
+    "tree": sql.TREE.sql,
+    "finished": sql.FINISHED.sql,
+    "audit of an issuer": sql.AUDIT_RECENT[True].sql,
 }
 VALUES: dict[str, object] = {
     "before_ms": 9_000_000_000_000,

@@ -88,7 +88,7 @@ def test_a_task_moves_and_is_looked_up_wherever_its_id_is(db: sqlite3.Connection
         number = int(name.rpartition("-")[2], 16)
         recorded.each([leased(number), settled(number), ResultDrained(task_id(number))])
         take_in(db, recorded)
-        assert db.execute(LOOKUP, {"task_id": name, "viewer": None, "recipient": None}).fetchone() is not None
+        assert db.execute(LOOKUP.sql, {"task_id": name, "viewer": None, "recipient": None}).fetchone() is not None
         assert db.execute("SELECT ledger_state FROM a2a_tasks WHERE task_id = ?", (name,)).fetchone() == ("resolved",)
     check(db)
 

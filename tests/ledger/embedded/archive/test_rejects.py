@@ -26,6 +26,7 @@ from covenant.model.grant import AuditRow
 from covenant.model.ids import AgentId, PublicKey
 from tests.ledger.embedded.recorded import encode, leased, sent
 from tests.ledger.embedded.recorded import task_id as recorded_id
+from tests.ledger_contract import fault_plans
 from tests.ledger_contract.driver import LedgerDriver
 from tests.ledger_contract.fake_clock import FakeClock
 from tests.ledger_contract.samples import make_task, ok, task_id
@@ -83,7 +84,7 @@ def test_a_disk_that_fails_says_nothing_about_a_record(tmp_path: Path, error: Ex
         raise error
 
     with closing(open_writer(tmp_path / "archive.db", lasting=True)) as db:
-        with fault_points.armed(fault_points.Plan("archive.apply", fail)), pytest.raises(type(error)):
+        with fault_plans.armed(fault_plans.Plan("archive.apply", fail)), pytest.raises(type(error)):
             apply_or_reject(db, lines_of(encode([sent(1)])), 0, LiveRows())
         assert (archived_seq_of(db), read_rejects(db, 10)) == (0, [])
 

@@ -20,6 +20,7 @@ from covenant.ledger.embedded.journal.record import Record, decode_line
 from covenant.ledger.embedded.journal.recovery import OpenedJournal, open_journal
 from covenant.ledger.embedded.journal.segments import RESERVED_BYTES, Cursor, Lines, list_segments, segment_path
 from covenant.model.errors import Unavailable
+from tests.ledger_contract import fault_plans
 from tests.matrices import first_of
 from tests.waits import BOUND_S
 
@@ -99,7 +100,7 @@ async def test_what_was_waited_for_is_in_the_file_and_comes_back(tmp_path: Path)
 async def test_nothing_is_durable_before_it_is_synced(tmp_path: Path) -> None:
     gate = Gate()
     async with journal_in(tmp_path) as journal:
-        with fault_points.armed(fault_points.Plan("journal.sync", gate)):
+        with fault_plans.armed(fault_plans.Plan("journal.sync", gate)):
             journal.append(EVENTS, NOW_MS)
             waiting = asyncio.ensure_future(journal.wait())
             await gate.wait_until_reached()
@@ -125,13 +126,13 @@ async def test_a_wait_for_what_is_durable_returns_without_a_turn_of_the_loop(tmp
 async def test_a_wait_for_an_earlier_record_does_not_wait_for_a_later_one(tmp_path: Path) -> None:
     gate, next_gate = Gate(), Gate()
     async with journal_in(tmp_path) as journal:
-        with fault_points.armed(fault_points.Plan("journal.sync", gate)):
+        with fault_plans.armed(fault_plans.Plan("journal.sync", gate)):
             first = journal.append(EVENTS, NOW_MS)
             await gate.wait_until_reached()
             second = journal.append(EVENTS, NOW_MS)
             later = asyncio.ensure_future(journal.wait())
             await asyncio.sleep(0)
-            fault_points.arm(fault_points.Plan("journal.sync", next_gate))
+            fault_plans.arm(fault_plans.Plan("journal.sync", next_gate))
             gate.open()
             await asyncio.wait_for(journal.wait(first), BOUND_S)
             assert journal.durable_seq == first
@@ -156,7 +157,7 @@ async def test_a_record_that_would_not_be_one_line_is_refused(tmp_path: Path) ->
 @pytest.mark.parametrize("count", [2, 16, 64])
 async def test_callers_who_wait_together_share_a_sync(tmp_path: Path, count: int) -> None:
     async with journal_in(tmp_path) as journal:
-        with fault_points.armed(fault_points.Plan()) as plan:
+        with fault_plans.armed(fault_plans.Plan()) as plan:
             await callers(journal, count, each=50)
         appends = count * 50
         assert journal.durable_seq == appends
@@ -191,7 +192,7 @@ async def test_the_loop_takes_over_again_when_only_the_thread_is_slow(
     monkeypatch.setattr(journal_module, "perf_counter", lambda: passed_s)
     writers: list[int] = []
 
-    class Slow(fault_points.Plan):
+    class Slow(fault_plans.Plan):
         def hit(self, step: fault_points.FaultPoint) -> None:
             nonlocal passed_s
             if step.name == "journal.sync":
@@ -200,7 +201,7 @@ async def test_the_loop_takes_over_again_when_only_the_thread_is_slow(
                     passed_s += 0.025
 
     async with journal_in(tmp_path) as journal:
-        with fault_points.armed(Slow()):
+        with fault_plans.armed(Slow()):
             await callers(journal, 4, each=60)
     here = [writer == threading.main_thread().ident for writer in writers]
     assert not any(here[:TRY_AFTER_BATCHES])
@@ -231,7 +232,7 @@ async def test_a_stream_that_does_not_wait_is_written_several_records_at_a_time(
         await callers(journal, 1, each=50)
         before = journal.batches
         gate = Gate()
-        with fault_points.armed(fault_points.Plan("journal.sync", gate)):
+        with fault_plans.armed(fault_plans.Plan("journal.sync", gate)):
             journal.append(EVENTS, NOW_MS)
             await gate.wait_until_reached()
             for _ in range(99):
@@ -245,7 +246,7 @@ async def test_a_stream_that_does_not_wait_is_written_several_records_at_a_time(
 async def test_canceling_one_waiting_caller_does_not_touch_the_others(tmp_path: Path) -> None:
     gate = Gate()
     async with journal_in(tmp_path) as journal:
-        with fault_points.armed(fault_points.Plan("journal.sync", gate)):
+        with fault_plans.armed(fault_plans.Plan("journal.sync", gate)):
             journal.append(EVENTS, NOW_MS)
             waiting = [asyncio.ensure_future(journal.wait()) for _ in range(3)]
             await gate.wait_until_reached()
@@ -286,7 +287,7 @@ async def test_each_line_says_how_far_the_disk_was_known_to_be(tmp_path: Path) -
 
 async def test_with_os_durability_nothing_is_synced_until_somebody_copies_it(tmp_path: Path) -> None:
     async with journal_in(tmp_path, durability="os") as journal:
-        with fault_points.armed(fault_points.Plan()) as plan:
+        with fault_plans.armed(fault_plans.Plan()) as plan:
             await callers(journal, 4, each=25)
             assert journal.durable_seq == 100
             assert on_disk(tmp_path) == list(range(1, 101))
@@ -303,7 +304,7 @@ async def test_with_os_durability_nothing_is_synced_until_somebody_copies_it(tmp
 async def test_with_os_durability_a_sync_that_fails_for_the_reader_ends_the_writer(tmp_path: Path) -> None:
     async with journal_in(tmp_path, durability="os") as journal:
         await callers(journal, 1, each=3)
-        with fault_points.armed(fault_points.Plan("journal.sync", fault_points.fail(errno.EIO))):
+        with fault_plans.armed(fault_plans.Plan("journal.sync", fault_plans.fail(errno.EIO))):
             with pytest.raises(OSError, match="Input/output"):
                 await asyncio.to_thread(journal.read, journal.cursor(0), 1 << 20)
             with pytest.raises(Unavailable, match="Input/output"):
@@ -430,13 +431,13 @@ async def test_closing_waits_for_a_rotation_that_is_under_way(tmp_path: Path) ->
 async def test_closing_syncs_what_os_durability_left(tmp_path: Path) -> None:
     async with journal_in(tmp_path, durability="os") as journal:
         await callers(journal, 1, each=3)
-        with fault_points.armed(fault_points.Plan()) as plan:
+        with fault_plans.armed(fault_plans.Plan()) as plan:
             await journal.close()
         assert plan.hits["journal.sync"] == 1
 
 
 FAILURES = [
-    pytest.param(point, fault_points.fail(code, written=written), id=f"{point}-{errno.errorcode[code]}-{written}")
+    pytest.param(point, fault_plans.fail(code, written=written), id=f"{point}-{errno.errorcode[code]}-{written}")
     for point in ("journal.write", "journal.sync")
     for code, written in ((errno.EIO, 0), (errno.ENOSPC, 0), (errno.ENOSPC, 700))
 ]
@@ -446,12 +447,12 @@ FAILURES = [
 @pytest.mark.parametrize("alone", [True, False])
 @pytest.mark.parametrize(("point", "action"), FAILURES)
 async def test_after_a_failed_write_or_sync_nothing_is_acknowledged_again(
-    tmp_path: Path, point: str, action: fault_points.Action, alone: bool
+    tmp_path: Path, point: str, action: fault_plans.Action, alone: bool
 ) -> None:
     async with journal_in(tmp_path) as journal:
         await callers(journal, 1 if alone else 4, each=30)
         durable = journal.durable_seq
-        with fault_points.armed(fault_points.Plan(point, action)) as plan:
+        with fault_plans.armed(fault_plans.Plan(point, action)) as plan:
             waits = []
             for _ in range(3):
                 journal.append(EVENTS, NOW_MS)
@@ -486,10 +487,10 @@ async def test_records_that_wait_behind_a_failing_batch_fail_with_it(tmp_path: P
 
     def fail_late(step: fault_points.FaultPoint) -> None:
         gate(step)
-        fault_points.fail(errno.EIO)(step)
+        fault_plans.fail(errno.EIO)(step)
 
     async with journal_in(tmp_path) as journal:
-        with fault_points.armed(fault_points.Plan("journal.sync", fail_late)):
+        with fault_plans.armed(fault_plans.Plan("journal.sync", fail_late)):
             journal.append(EVENTS, NOW_MS)
             first = asyncio.ensure_future(journal.wait())
             await gate.wait_until_reached()
@@ -509,7 +510,7 @@ async def test_a_rotation_that_fails_ends_the_writer_and_loses_nothing(tmp_path:
     async with journal_in(tmp_path) as journal:
         await callers(journal, 1, each=5)
         with (
-            fault_points.armed(fault_points.Plan(point, fault_points.fail(errno.ENOSPC))),
+            fault_plans.armed(fault_plans.Plan(point, fault_plans.fail(errno.ENOSPC))),
             pytest.raises(Unavailable) as caught,
         ):
             await asyncio.wait_for(journal.rotate(), BOUND_S)
@@ -558,15 +559,15 @@ asyncio.run(main())
 KILLED_WHILE_WRITING = f"""
 import asyncio, os, sys
 from pathlib import Path
-from covenant.ledger.embedded import fault_points
+from tests.ledger_contract import fault_plans
 from covenant.ledger.embedded.journal.journal import Journal
 from covenant.ledger.embedded.journal.recovery import open_journal
 folder, point, action, nth = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
 async def main():
     opened = open_journal(folder, snapshot_seq=0, archived_seq=0, now_ms=0, replay=lambda record: None)
     journal = Journal(opened, segment_bytes=5_000)
-    act = {{"kill": fault_points.kill, "tear": fault_points.tear(1_000), "lose": fault_points.lose}}[action]
-    fault_points.arm(fault_points.Plan(point, act, nth=nth))
+    act = {{"kill": fault_plans.kill, "tear": fault_plans.tear(1_000), "lose": fault_plans.lose}}[action]
+    fault_plans.arm(fault_plans.Plan(point, act, nth=nth))
     async def caller():
         while True:
             seq = journal.append({EVENTS!r}, 1)

@@ -16,6 +16,7 @@ from covenant.ledger.embedded.journal.record import Record, decode_line, encode_
 from covenant.ledger.embedded.journal.recovery import CHUNK_BYTES, HomeLock, OpenedJournal, lock_home, open_journal
 from covenant.ledger.embedded.journal.segments import Cursor, list_segments, segment_path
 from covenant.model.errors import Damaged, HomeLocked
+from tests.ledger_contract import fault_plans
 from tests.matrices import first_of
 from tests.waits import BOUND_S
 
@@ -285,7 +286,7 @@ def test_the_tail_is_written_anew_and_sealed_segments_are_left_alone(tmp_path: P
     fill(tmp_path, 1, 5)
     good = fill(tmp_path, 6, 9)
     before = [segment.path.stat().st_ino for segment in list_segments(tmp_path)]
-    with fault_points.armed(fault_points.Plan()) as plan:
+    with fault_plans.armed(fault_plans.Plan()) as plan:
         reopen(tmp_path)
     after = [segment.path.stat().st_ino for segment in list_segments(tmp_path)]
     assert after[0] == before[0]
@@ -304,7 +305,7 @@ def test_a_disk_that_fails_while_opening_loses_nothing(tmp_path: Path, point: st
     with segment_path(tmp_path, 1).open("ab") as file:
         file.write(b"torn")
     with (
-        fault_points.armed(fault_points.Plan(point, fault_points.fail(code, written=7))),
+        fault_plans.armed(fault_plans.Plan(point, fault_plans.fail(code, written=7))),
         pytest.raises(OSError, match=os.strerror(code)) as caught,
     ):
         reopen(tmp_path)
@@ -320,11 +321,11 @@ def test_a_disk_that_fails_while_opening_loses_nothing(tmp_path: Path, point: st
 KILLED_WHILE_OPENING = """
 import sys
 from pathlib import Path
-from covenant.ledger.embedded import fault_points
+from tests.ledger_contract import fault_plans
 from covenant.ledger.embedded.journal.recovery import open_journal
 folder, point, action = sys.argv[1:]
-actions = {"kill": fault_points.kill, "tear": fault_points.tear(9), "lose": fault_points.lose}
-fault_points.arm(fault_points.Plan(point, actions[action]))
+actions = {"kill": fault_plans.kill, "tear": fault_plans.tear(9), "lose": fault_plans.lose}
+fault_plans.arm(fault_plans.Plan(point, actions[action]))
 open_journal(Path(folder), snapshot_seq=0, archived_seq=0, now_ms=5, replay=lambda record: None)
 """
 

@@ -17,6 +17,7 @@ from covenant.ledger.embedded.journal.segments import (
     list_segments,
     segment_path,
 )
+from tests.ledger_contract import fault_plans
 
 
 def line(seq: int, length: int = 100) -> bytes:
@@ -65,13 +66,13 @@ def test_sealing_syncs_before_the_next_segment_exists_and_names_it_before_it_is_
     os.close(create_segment(tmp_path, 1))
     order: list[str] = []
 
-    class Noting(fault_points.Plan):
+    class Noting(fault_plans.Plan):
         def hit(self, step: fault_points.FaultPoint) -> None:
             super().hit(step)
             order.append(step.name)
 
     writer = SegmentWriter(tmp_path, Cursor(0, 1, 0), segment_bytes=1, sync=False)
-    with fault_points.armed(Noting()):
+    with fault_plans.armed(Noting()):
         writer.write(line(1), 1)
         writer.write(line(2), 2)
     writer.close()
@@ -159,12 +160,12 @@ def test_dropping_takes_only_sealed_segments_that_are_wholly_covered(tmp_path: P
 
 def test_dropping_goes_from_the_oldest_and_a_failure_leaves_one_run(tmp_path: Path) -> None:
     write_segments(tmp_path, range(1, 8), range(8, 9), range(9, 30), range(30, 32))
-    plan = fault_points.Plan("journal.drop_segment", fault_points.fail(5), nth=3)
-    with fault_points.armed(plan), pytest.raises(OSError, match="Input/output"):
+    plan = fault_plans.Plan("journal.drop_segment", fault_plans.fail(5), nth=3)
+    with fault_plans.armed(plan), pytest.raises(OSError, match="Input/output"):
         drop_through(tmp_path, 29)
     assert [segment.first_seq for segment in list_segments(tmp_path)] == [9, 30]
 
 
 def test_an_unknown_crash_point_is_refused() -> None:
     with pytest.raises(ValueError, match="is not a crash point"):
-        fault_points.Plan("journal.wrote", fault_points.kill)
+        fault_plans.Plan("journal.wrote", fault_plans.kill)

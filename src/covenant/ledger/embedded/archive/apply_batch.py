@@ -257,9 +257,7 @@ def apply_lines(db: sqlite3.Connection, lines: Lines, archived_seq: int, live: L
     try:
         with transaction(db):
             fault_points.point("archive.apply")
-            rows = batch.rows(_unpacked(db, live.known(db, batch)))
-            _write(db, rows)
-            write_rows(db, "write_meta", _meta(rows, max(lines.last_seq, archived_seq)))
+            rows = _apply(db, batch, live, max(lines.last_seq, archived_seq))
             fault_points.point("archive.commit")
     except BaseException:
         live.forget()
@@ -271,10 +269,7 @@ def apply_within(db: sqlite3.Connection, data: bytes, last_seq: int, offset: int
     """Applies records within an open transaction; all or none. `offset` is the first event's place."""
     db.execute("SAVEPOINT records")
     try:
-        batch = Batch(data, 0, offset)
-        rows = batch.rows(_unpacked(db, LiveRows().known(db, batch)))
-        _write(db, rows)
-        write_rows(db, "write_meta", _meta(rows, last_seq))
+        _apply(db, Batch(data, 0, offset), LiveRows(), last_seq)
     except BaseException:
         with suppress(sqlite3.Error):
             db.execute("ROLLBACK TO records")
@@ -283,12 +278,15 @@ def apply_within(db: sqlite3.Connection, data: bytes, last_seq: int, offset: int
     db.execute("RELEASE records")
 
 
-def _unpacked(db: sqlite3.Connection, known: KnownRows) -> KnownRows:
-    """Unpacks finished tasks that change nevertheless."""
+def _apply(db: sqlite3.Connection, batch: Batch, live: LiveRows, last_seq: int) -> Rows:
+    known = live.known(db, batch)
     for row in known.tasks.values():
-        if row.ledger_state == DRAINED:
+        if row.ledger_state == DRAINED:  # a finished task that changes nevertheless
             unpack_task(db, row.task_no)
-    return known
+    rows = batch.rows(known)
+    _write(db, rows)
+    write_rows(db, "write_meta", _meta(rows, last_seq))
+    return rows
 
 
 def _sizes(rows: Rows, packs: Mapping[int, bytes]) -> list[Row]:

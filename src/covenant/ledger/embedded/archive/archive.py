@@ -264,7 +264,9 @@ class Archive:
         while self._checkpoints:
             future = self._checkpoints.popleft()
             try:
-                self._checkpoint()
+                writer = self._opened()
+                if writer.checkpoint():
+                    self._durable_seq = writer.archived_seq
             except Exception as error:  # noqa: BLE001  then it did not grow, which is what the caller is told
                 self.failure = str(error) or repr(error)
                 self._close_writer()
@@ -291,11 +293,6 @@ class Archive:
             self.failure = str(error) or repr(error)
             self._close_writer()
             self._packed_through = None
-
-    def _checkpoint(self) -> None:
-        writer = self._opened()
-        if writer.checkpoint():
-            self._durable_seq = writer.archived_seq
 
 
 def _answer(future: asyncio.Future[T], answer: T | Unavailable) -> None:

@@ -9,13 +9,12 @@ also ends when it is large.
 from __future__ import annotations
 
 import asyncio
-import re
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -42,7 +41,7 @@ from covenant.ledger.embedded.archive.sql import statement, transaction
 from covenant.ledger.embedded.archive.task_finder import find_tasks
 from covenant.ledger.embedded.archive.task_packs import define_functions
 from covenant.ledger.machine.view import Archived
-from covenant.model.errors import InvalidParams, Unavailable
+from covenant.model.errors import Unavailable
 from covenant.model.grant import AuditHead, AuditReport, AuditVerification, StoredRow
 from covenant.model.ids import PublicKey, TaskId
 from covenant.model.task import SIMPLE, Cause, Ending, Result, Task
@@ -78,28 +77,6 @@ _STATES: Final = (
     {"state": FOLLOWING, "rank": "3", "key": "place", "order": "place"},
 )
 READ: Final = {"bytes_max": READ_BYTES_MAX}
-AUDIT_RECENT: Final = {
-    False: statement("audit_recent").format(issuer="true"),
-    True: statement("audit_recent").format(issuer="issuer = :issuer"),
-}
-OF_TENANT: Final = {
-    simple: statement("of_tenant").format(filters=f"origin = '{SIMPLE}'" if simple else "true")
-    for simple in (False, True)
-}
-SHOW: Final = statement("show")
-TASK: Final = statement("task")
-LOOKUP: Final = statement("lookup")
-LOOKUP_WHOLE: Final = statement("lookup_whole")
-PARTIES: Final = statement("parties")
-STEPS: Final = statement("steps")
-TREE: Final = statement("tree")
-LANE_COUNTS: Final = statement("lane_counts")
-KEPT_BYTES: Final = "SELECT json_group_object(tenant_id, bytes) FROM stored_sizes"
-FINISHED: Final = statement("finished")
-AGED_OUT: Final = statement("aged_out")
-AUDIT_BEFORE: Final = statement("audit_before")
-AUDIT_PAGE: Final = statement("audit_page")
-AUDIT_MARKS: Final = statement("audit_marks")
 _PAGE: Final = statement("listing")
 _COUNT: Final = statement("listing_count")
 _COUNTED: Final = statement("task_counts")
@@ -109,10 +86,19 @@ _FILTERS: Final = {
     "state": "state = :state",
     "moved_since_ms": "updated_at >= :moved_since_ms",
 }
-_END: Final = (1 << 63) - 1
 PAGE_BYTES_MAX: Final = 2 * 1024 * 1024
 """Beyond this size no further task is put on a page. A page has at least one, however large."""
-_token = re.compile(r"([0-9a-f]{1,15})-([0-9a-f]{1,16})").fullmatch
+
+
+class _Read(NamedTuple, Generic[T]):
+    """A statement, and the decoder of its answer."""
+
+    sql: str
+    decode: Callable[[bytes], T]
+
+
+def _read(sql: str, kind: type[T]) -> _Read[T]:
+    return _Read(sql, msgspec.json.Decoder(kind).decode)
 
 
 class AuditMarks(msgspec.Struct, frozen=True, gc=False):
@@ -121,28 +107,6 @@ class AuditMarks(msgspec.Struct, frozen=True, gc=False):
     anchor: AuditHead
     verified: AuditHead
     first: int
-
-
-def _decode(kind: type[T]) -> Callable[[bytes], T]:
-    return msgspec.json.Decoder(kind).decode
-
-
-_queue: Final = _decode(Queue)
-_task: Final = _decode(Task)
-_tasks: Final = _decode(tuple[Task, ...])
-_results: Final = _decode(tuple[Result, ...])
-_rows: Final = _decode(tuple[TaskRow, ...])
-_shown: Final = _decode(TaskDetail)
-_archived: Final = _decode(Archived)
-_parties: Final = _decode(Parties)
-_lane_counts: Final = _decode(TaskCounts)
-_kept_bytes: Final = _decode(dict[str, int])
-_tree_rows: Final = _decode(tuple[TreeRow, ...])
-_finished: Final = _decode(tuple[tuple[TaskId, ...], int])
-_audit: Final = _decode(tuple[AuditRecord, ...])
-_before: Final = _decode(tuple[int, int | None, str | None])
-_marks: Final = _decode(AuditMarks)
-_stored_rows: Final = _decode(tuple[StoredRow, ...])
 
 
 def _queue_sql(roles: Sequence[str]) -> str:
@@ -161,13 +125,37 @@ def _sender(roles: Sequence[str]) -> str:
     return "true" if roles is _ANYONE else "sender_pubkey = :viewer"
 
 
-QUEUE: Final = {False: _queue_sql(_ANYONE), True: _queue_sql(_ROLES)}
-"""Statements by whether there is a viewer, as are the following ones."""
-RECENT_TASKS: Final = {False: _recent_tasks_sql(_ANYONE), True: _recent_tasks_sql(_ROLES)}
+_BY_VIEWER: Final = ((False, _ANYONE), (True, _ROLES))
+QUEUE: Final = {viewed: _read(_queue_sql(roles), Queue) for viewed, roles in _BY_VIEWER}
+"""By whether there is a viewer, as are the following ones."""
+RECENT_TASKS: Final = {viewed: _read(_recent_tasks_sql(roles), tuple[Task, ...]) for viewed, roles in _BY_VIEWER}
 RECENT_RESULTS: Final = {
-    viewed: statement("recent_results").format(sender=_sender(roles))
-    for viewed, roles in ((False, _ANYONE), (True, _ROLES))
+    viewed: _read(statement("recent_results").format(sender=_sender(roles)), tuple[Result, ...])
+    for viewed, roles in _BY_VIEWER
 }
+OF_TENANT: Final = {
+    simple: _read(
+        statement("of_tenant").format(filters=f"origin = '{SIMPLE}'" if simple else "true"), tuple[TaskRow, ...]
+    )
+    for simple in (False, True)
+}
+AUDIT_RECENT: Final = {
+    issued: _read(statement("audit_recent").format(issuer=issuer), tuple[AuditRecord, ...])
+    for issued, issuer in ((False, "true"), (True, "issuer = :issuer"))
+}
+SHOW: Final = _read(statement("show"), TaskDetail)
+TASK: Final = _read(statement("task"), Task)
+LOOKUP: Final = _read(statement("lookup"), Archived)
+LOOKUP_WHOLE: Final = _read(statement("lookup_whole"), Archived)
+PARTIES: Final = _read(statement("parties"), Parties)
+TREE: Final = _read(statement("tree"), tuple[TreeRow, ...])
+LANE_COUNTS: Final = _read(statement("lane_counts"), TaskCounts)
+KEPT_BYTES: Final = _read("SELECT json_group_object(tenant_id, bytes) FROM stored_sizes", dict[str, int])
+FINISHED: Final = _read(statement("finished"), tuple[tuple[TaskId, ...], int])
+AGED_OUT: Final = _read(statement("aged_out"), bool)
+AUDIT_BEFORE: Final = _read(statement("audit_before"), tuple[int, int | None, str | None])
+AUDIT_PAGE: Final = _read(statement("audit_page"), tuple[StoredRow, ...])
+AUDIT_MARKS: Final = _read(statement("audit_marks"), AuditMarks)
 
 
 class History:
@@ -183,7 +171,6 @@ class History:
     async def queue(self, query: QueueQuery, now_ms: int) -> Queue:
         age_ms, within_ms = query.min_lease_age_ms, query.deadline_within_ms
         return await self._ask(
-            _queue,
             QUEUE[query.viewer is not None],
             viewer=query.viewer,
             limit=query.limit,
@@ -195,17 +182,16 @@ class History:
         )
 
     async def recent_tasks(self, viewer: PublicKey | None, limit: int) -> Sequence[Task]:
-        return await self._ask(_tasks, RECENT_TASKS[viewer is not None], viewer=viewer, limit=limit, **READ)
+        return await self._ask(RECENT_TASKS[viewer is not None], viewer=viewer, limit=limit, **READ)
 
     async def recent_results(self, viewer: PublicKey | None, limit: int) -> Sequence[Result]:
-        return await self._ask(_results, RECENT_RESULTS[viewer is not None], viewer=viewer, limit=limit, **READ)
+        return await self._ask(RECENT_RESULTS[viewer is not None], viewer=viewer, limit=limit, **READ)
 
     async def show(
         self, task_id: TaskId, viewer: PublicKey | None, updates_max: int, after: int | None = None
     ) -> TaskDetail | None:
         """A task's details; None if the task is unknown, or the viewer may not see it."""
         return await self._find(
-            _shown,
             SHOW,
             task_id=task_id,
             viewer=viewer,
@@ -220,26 +206,25 @@ class History:
         self, task_id: TaskId, viewer: PublicKey | None = None, recipient: PublicKey | None = None
     ) -> Archived | None:
         """The task, if it is finished, the viewer may see it, and it is this recipient's."""
-        return await self._find(_archived, LOOKUP, task_id=task_id, viewer=viewer, recipient=recipient)
+        return await self._find(LOOKUP, task_id=task_id, viewer=viewer, recipient=recipient)
 
     async def lookup_whole(self, task_id: TaskId) -> Archived | None:
         """A finished task, with the task itself."""
-        return await self._find(_archived, LOOKUP_WHOLE, task_id=task_id)
+        return await self._find(LOOKUP_WHOLE, task_id=task_id)
 
     async def task(self, task_id: TaskId) -> Task | None:
         """The task as it was sent."""
-        return await self._find(_task, TASK, task_id=task_id)
+        return await self._find(TASK, task_id=task_id)
 
     async def aged_out(self, task_id: TaskId) -> bool:
         """Whether a task with this id was erased."""
-        return await self._find(_decode(bool), AGED_OUT, task_id=task_id) is not None
+        return await self._find(AGED_OUT, task_id=task_id) is not None
 
     async def parties(self, task_id: TaskId) -> Parties | None:
-        return await self._find(_parties, PARTIES, task_id=task_id)
+        return await self._find(PARTIES, task_id=task_id)
 
     async def steps(self, task_id: TaskId, after_generation: int, limit: int, scope: TaskScope = ANY) -> Sequence[Step]:
         return await self._ask(
-            decode_steps,
             STEPS,
             task_id=task_id,
             after=after_generation,
@@ -253,11 +238,10 @@ class History:
         return await self._run(lambda db: list_tasks(db, query))
 
     async def of_tenant(self, tenant: str, limit: int, *, simple: bool) -> Sequence[TaskRow]:
-        return await self._ask(_rows, OF_TENANT[simple], tenant=tenant, limit=limit)
+        return await self._ask(OF_TENANT[simple], tenant=tenant, limit=limit)
 
     async def count_lanes(self, scope: TaskQuery) -> TaskCounts:
         return await self._ask(
-            _lane_counts,
             LANE_COUNTS,
             within=scope.within,
             viewer=scope.viewer,
@@ -266,7 +250,7 @@ class History:
 
     async def kept_bytes(self) -> dict[str, int]:
         """The approximate size of finished tasks by tenant."""
-        return await self._ask(_kept_bytes, KEPT_BYTES)
+        return await self._ask(KEPT_BYTES)
 
     async def find(self, query: TaskQuery) -> FoundPage:
         return await self._run(lambda db: find_tasks(db, query, self._here))
@@ -274,7 +258,6 @@ class History:
     async def tree(self, root: TaskId, viewer: PublicKey | None) -> TreeNode:
         """A task's tree, level by level, within the bounds of depth, number and size."""
         rows = await self._ask(
-            _tree_rows,
             TREE,
             root=root,
             viewer=viewer,
@@ -288,17 +271,17 @@ class History:
 
     async def finished(self, after_place: int, limit: int) -> tuple[Sequence[TaskId], int]:
         """Ids of tasks that ended after a place, in that order, and the place to go on from."""
-        return await self._ask(_finished, FINISHED, after=after_place, limit=limit)
+        return await self._ask(FINISHED, after=after_place, limit=limit)
 
     async def audit_recent(
         self, issuer: PublicKey | None, limit: int, since_ms: int | None, before_ms: int = LAST, below: int = LAST
     ) -> Sequence[AuditRecord]:
-        sql = AUDIT_RECENT[issuer is not None]
+        read = AUDIT_RECENT[issuer is not None]
         span = {"since_ms": since_ms or 0, "before_ms": before_ms, "below": below}
-        return await self._ask(_audit, sql, issuer=issuer, limit=limit, **span)
+        return await self._ask(read, issuer=issuer, limit=limit, **span)
 
     async def audit_before(self, before_ms: int) -> tuple[int, int, str] | None:
-        count, through, chain_hash = await self._ask(_before, AUDIT_BEFORE, before_ms=before_ms)
+        count, through, chain_hash = await self._ask(AUDIT_BEFORE, before_ms=before_ms)
         return (count, through, chain_hash) if through is not None and chain_hash is not None else None
 
     async def audit_verify(self, head: AuditHead) -> AuditReport:
@@ -314,13 +297,13 @@ class History:
         for db in self._opened:
             db.close()
 
-    async def _ask(self, decode: Callable[[bytes], T], sql: str, **values: Any) -> T:
-        return await self._run(lambda db: decode(_one(db, sql, values) or b"[]"))
+    async def _ask(self, read: _Read[T], **values: Any) -> T:
+        return await self._run(lambda db: read.decode(_one(db, read.sql, values) or b"[]"))
 
-    async def _find(self, decode: Callable[[bytes], T], sql: str, **values: Any) -> T | None:
+    async def _find(self, read: _Read[T], **values: Any) -> T | None:
         def find(db: sqlite3.Connection) -> T | None:
-            found = _one(db, sql, values)
-            return None if found is None else decode(found)
+            found = _one(db, read.sql, values)
+            return None if found is None else read.decode(found)
 
         return await self._run(find)
 
@@ -353,13 +336,13 @@ def _one(db: sqlite3.Connection, sql: str, values: dict[str, Any]) -> bytes | No
 
 def _verify(db: sqlite3.Connection, head: AuditHead, *, whole: bool) -> AuditReport:
     with transaction(db, "BEGIN"):  # a purge between two pages would look like a cut
-        marks = _marks(_one(db, AUDIT_MARKS, {}) or b"")
+        marks = AUDIT_MARKS.decode(_one(db, AUDIT_MARKS.sql, {}) or b"")
         start = marks.anchor if whole or marks.verified.index < marks.anchor.index else marks.verified
         verification = AuditVerification(start, head)
         if 0 < marks.first <= marks.anchor.index:
             verification.add_finding(f"row {marks.first} is before the anchor at {marks.anchor.index}")
         after = start.index
-        while rows := _stored_rows(_one(db, AUDIT_PAGE, {"after": after, "limit": PAGE_ROWS}) or b"[]"):
+        while rows := AUDIT_PAGE.decode(_one(db, AUDIT_PAGE.sql, {"after": after, "limit": PAGE_ROWS}) or b"[]"):
             verification.add_rows(rows)
             after = rows[-1].index
         report = verification.report()
@@ -428,19 +411,16 @@ class ListedTask(msgspec.Struct, frozen=True, gc=False):
 _decode_rows = msgspec.json.Decoder(tuple[StoredStep, ...]).decode
 
 
-def decode_steps(stored: bytes) -> tuple[Step, ...]:
-    return steps_of(_decode_rows(stored))
-
-
 def steps_of(rows: Iterable[StoredStep]) -> tuple[Step, ...]:
     return tuple([Step(row.generation, row.ts_ms, _KINDS[row.kind](row.body)) for row in rows])
 
 
+STEPS: Final = _Read(statement("steps"), lambda stored: steps_of(_decode_rows(stored)))
 _listed = msgspec.json.Decoder(tuple[ListedTask, ...]).decode
 
 
 def list_tasks(db: sqlite3.Connection, query: ListQuery) -> Listing:
-    updated_at, task_no = _place(query.after)
+    updated_at, task_no = query.place
     values: dict[str, Any] = msgspec.structs.asdict(query)
     with transaction(db, "BEGIN"):  # one snapshot for the page and the count
         # One statement for each set of filters, so that each can use the fitting index.
@@ -464,12 +444,3 @@ def _in_context(values: dict[str, Any]) -> str:
     if values["own"] is not None and values["named"] is not None:
         return "context_no IN (:own, :named)"
     return "context_no = coalesce(:own, :named)"
-
-
-def _place(token: str) -> tuple[int, int]:
-    if not token:
-        return _END, _END
-    found = _token(token)
-    if found is None:
-        raise InvalidParams("pageToken", "give the nextPageToken of the page before, or none")
-    return int(found[1], 16), min(int(found[2], 16), _END)

@@ -6,14 +6,16 @@ this module applies it to the columns. Tests compare the two.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar, Final, Protocol, get_args
+from collections.abc import Callable, Iterable
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import msgspec
 from msgspec import Raw
 
 from covenant.ledger.embedded.archive.sql import Row
-from covenant.ledger.machine.events import AnyEvent
+from covenant.ledger.machine.events import LedgerEvent, kinds_of
 from covenant.ledger.machine.states import State
 from covenant.model.ids import AgentId
 from covenant.model.task import Lease
@@ -424,55 +426,26 @@ class AuditPurgedRow(EventRow, frozen=True, gc=False, tag="audit_purged"):
     anchor_hash: str
 
 
-_EVENT_ROWS: Final = (
-    _TaskSent,
-    _TaskFollowed,
-    _TaskPromoted,
-    _TaskLeased,
-    _LeaseRenewed,
-    _LeaseReleased,
-    _TaskRequeued,
-    _LeaseInterrupted,
-    _TaskUpdated,
-    _TaskParked,
-    _TaskSuspended,
-    _TaskResumed,
-    _SignalKept,
-    _SignalTaken,
-    _TaskContinued,
-    _MessageKept,
-    _TurnEnded,
-    _TaskSettled,
-    _TaskClosed,
-    _ResultDrained,
-    ResultReturnedRow,
-    AuditedRow,
-    AuditPurgedRow,
-)
+def _event_rows() -> Iterable[Any]:
+    """Every kind of event. Of one without rows in the archive only the type is decoded."""
+    rows: dict[Any, type[msgspec.Struct]] = {kind.__struct_config__.tag: kind for kind in kinds_of(EventRow)}
+    for event in kinds_of(LedgerEvent):
+        tag = event.__struct_config__.tag
+        if tag not in rows:
+            rows[tag] = msgspec.defstruct(event.__name__, [], bases=(EventRow,), tag=tag, frozen=True, gc=False)
+    return rows.values()
 
 
-def _events_without_rows() -> Iterable[Any]:
-    """Events without rows in the archive: only their type is decoded."""
-    with_rows = {kind.__struct_config__.tag for kind in _EVENT_ROWS}
-    for kind in get_args(AnyEvent):
-        tag = kind.__struct_config__.tag
-        if tag not in with_rows:
-            yield msgspec.defstruct(kind.__name__, [], bases=(EventRow,), tag=tag, frozen=True, gc=False)
+if TYPE_CHECKING:
+    AnyEventRow = EventRow
+else:  # to decode by
+    AnyEventRow = reduce(or_, _event_rows())
 
 
-def _union() -> Any:
-    union: Any = _EVENT_ROWS[0]
-    for kind in (*_EVENT_ROWS[1:], *_events_without_rows()):
-        union |= kind
-    return union
-
-
-class JournalLine(Protocol):
+class JournalLine(msgspec.Struct, gc=False):
     seq: int
     ts_ms: int
-    events: Sequence[EventRow]
+    events: list[AnyEventRow]
 
 
-_events: Any = list.__class_getitem__(_union())
-_Line: Any = msgspec.defstruct("_Line", [("seq", int), ("ts_ms", int), ("events", _events)], gc=False)
-decode_lines: Final[Callable[[bytes], Sequence[JournalLine]]] = msgspec.json.Decoder(_Line).decode_lines
+decode_lines: Final = msgspec.json.Decoder(JournalLine).decode_lines

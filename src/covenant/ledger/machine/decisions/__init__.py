@@ -10,10 +10,11 @@ import msgspec
 from covenant.ledger.machine import commands, identity_commands, peer_commands
 from covenant.ledger.machine.commands import Command
 from covenant.ledger.machine.decisions import acceptance, identities, leases, peers, push, repairs, results, suspensions
-from covenant.ledger.machine.decisions.context import DecisionContext, NewId
+from covenant.ledger.machine.decisions.context import CommandRefused, DecisionContext, NewId
 from covenant.ledger.machine.events import AnyEvent
 from covenant.ledger.machine.view import View
 from covenant.model.clock_steps import STEADY, Ages
+from covenant.model.errors import Refusal
 
 A = TypeVar("A")
 
@@ -80,5 +81,8 @@ class Decision(msgspec.Struct, frozen=True):
 def decide(view: View, command: Command[A], now_ms: int, new_id: NewId, ages: Ages = STEADY) -> Decision:
     """Decides a command. Raises `CommandRefused` if it is not allowed or not possible."""
     events: list[AnyEvent] = []
-    answer = DECISIONS[type(command)](DecisionContext(view, now_ms, new_id, ages, events, events.append), command)
-    return Decision(events, answer)
+    context = DecisionContext(view, now_ms, new_id, ages, events, events.append)
+    try:
+        return Decision(events, DECISIONS[type(command)](context, command))
+    except Refusal as refusal:
+        raise CommandRefused(refusal, events) from None

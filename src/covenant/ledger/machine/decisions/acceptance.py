@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from covenant.ledger.machine.commands import Accept, Accepted, LeasedTask, RecipientFault, Starter
-from covenant.ledger.machine.decisions.context import CommandRefused, DecisionContext, authorize
+from covenant.ledger.machine.decisions.context import DecisionContext, authorize
 from covenant.ledger.machine.decisions.identities import being_removed
 from covenant.ledger.machine.decisions.push import check_room, make_push
 from covenant.ledger.machine.entry import Entry
@@ -51,24 +51,20 @@ def check_account(decide: DecisionContext, task: Task, tasks: int, size: int) ->
     tasks_max, bytes_max = limits.live_tasks_max, limits.queued_bytes_max
     if tenant is not None:
         if tasks and tenant.removal is not None:
-            raise decide.refuse(being_removed(tenant.name))
+            raise being_removed(tenant.name)
         tasks_max = tenant.limits.live_tasks or tasks_max
         bytes_max = tenant.limits.queued_bytes or bytes_max
     if tasks and tasks_max and account.tasks + tasks > tasks_max:
-        raise decide.refuse(
-            OverLimit(
-                LIVE_TASKS,
-                f"{tasks_max} tasks that have not ended are the limit; send again when some have",
-                retry_after_ms=BUSY_RETRY_MS,
-            )
+        raise OverLimit(
+            LIVE_TASKS,
+            f"{tasks_max} tasks that have not ended are the limit; send again when some have",
+            retry_after_ms=BUSY_RETRY_MS,
         )
     if bytes_max and account.size + size > bytes_max:
-        raise decide.refuse(
-            OverLimit(
-                QUEUED_BYTES,
-                f"the tasks that have not ended may have {bytes_max} bytes together; send again when some have ended",
-                retry_after_ms=BUSY_RETRY_MS,
-            )
+        raise OverLimit(
+            QUEUED_BYTES,
+            f"the tasks that have not ended may have {bytes_max} bytes together; send again when some have ended",
+            retry_after_ms=BUSY_RETRY_MS,
         )
 
 
@@ -80,33 +76,30 @@ def accept(decide: DecisionContext, command: Accept) -> Accepted:
         # capability and spends no use, or a lost reply to the last use of a grant could never be made good.
         return _accepted_before(decide, task.id, known)
     if task.deadline_ms is not None and decide.has_passed(task.deadline_ms):
-        raise decide.refuse(Invalid("deadline_past", "deadline_ms is already past; send it with a later one"))
+        raise Invalid("deadline_past", "deadline_ms is already past; send it with a later one")
     if task.deadline_ms is not None and task.deadline_ms > DEADLINE_MS_MAX:
-        raise decide.refuse(Invalid("invalid_task", f"deadline_ms must be at most {DEADLINE_MS_MAX}"))
+        raise Invalid("invalid_task", f"deadline_ms must be at most {DEADLINE_MS_MAX}")
     if task.not_before_ms is not None:
         _check_start(decide, task, task.not_before_ms)
     if not 0 <= task.priority <= PRIORITY_MAX:
-        raise decide.refuse(Invalid("invalid_task", f"priority must be from 0 to {PRIORITY_MAX}"))
+        raise Invalid("invalid_task", f"priority must be from 0 to {PRIORITY_MAX}")
     if command.access is not None:
         authorize(decide, command.access)
     if command.recipient_fault is not None:
         # Without the audit row of the check that passed: nothing was done with the permission.
-        raise CommandRefused(_wrong_recipient(task.recipient, command.recipient_fault), [])
+        decide.events.clear()
+        raise _wrong_recipient(task.recipient, command.recipient_fault)
     if command.admission is not None:
         authorize(decide, command.admission)
     if known is not None:
-        raise decide.refuse(
-            Conflict(
-                "duplicate_task_id",
-                f"task {task.id} is known with other content; send new work under a new id",
-            )
+        raise Conflict(
+            "duplicate_task_id",
+            f"task {task.id} is known with other content; send new work under a new id",
         )
     if not command.minted and view.is_erased(task.id):
-        raise decide.refuse(
-            Conflict(
-                "duplicate_task_id",
-                f"task {task.id} has ended, and is no longer kept; send new work under a new id",
-            )
+        raise Conflict(
+            "duplicate_task_id",
+            f"task {task.id} has ended, and is no longer kept; send new work under a new id",
         )
     if task.origin == DELEGATION:
         _check_parent(decide, task)
@@ -121,12 +114,10 @@ def accept(decide: DecisionContext, command: Accept) -> Accepted:
     check_account(decide, task, 1, weigh(task) if command.body_bytes is None else command.body_bytes)
     waiting = view.queued_count(task.recipient.pubkey)
     if waiting >= view.limits.queued_per_recipient_max:
-        raise decide.refuse(
-            OverLimit(
-                "queue_full",
-                f"the queue of {task.recipient.display} is full; send again when it has drained",
-                retry_after_ms=BUSY_RETRY_MS,
-            )
+        raise OverLimit(
+            "queue_full",
+            f"the queue of {task.recipient.display} is full; send again when it has drained",
+            retry_after_ms=BUSY_RETRY_MS,
         )
     if task.origin == MAILBOX:
         _check_undrained(decide, task)
@@ -146,9 +137,9 @@ def accept(decide: DecisionContext, command: Accept) -> Accepted:
 
 def _check_start(decide: DecisionContext, task: Task, not_before_ms: int) -> None:
     if not 0 <= not_before_ms <= decide.now_ms + NOT_BEFORE_MS_MAX:
-        raise decide.refuse(Invalid("invalid_task", "not_before_ms must be within ten years from now"))
+        raise Invalid("invalid_task", "not_before_ms must be within ten years from now")
     if task.deadline_ms is not None and task.deadline_ms <= not_before_ms:
-        raise decide.refuse(Invalid("invalid_task", "deadline_ms must be later than not_before_ms"))
+        raise Invalid("invalid_task", "deadline_ms must be later than not_before_ms")
 
 
 def _is_fresh(decide: DecisionContext, cached: Cached) -> bool:
@@ -172,8 +163,8 @@ def _check_parent(decide: DecisionContext, task: Task) -> None:
     """Refuses a delegated task whose parent has ended: delegated tasks end with their parent."""
     parent = decide.view.entry(task.parent) if task.parent is not None else None
     if parent is None or parent.finished:
-        raise decide.refuse(
-            Conflict("parent_ended", f"task {task.parent}, the parent of this one, has ended; send it without a parent")
+        raise Conflict(
+            "parent_ended", f"task {task.parent}, the parent of this one, has ended; send it without a parent"
         )
 
 
@@ -211,12 +202,10 @@ def _check_undrained(decide: DecisionContext, task: Task) -> None:
         view.settled_count(sender) >= limits.undrained_per_sender_max
         or view.undrained_bytes(sender) >= limits.undrained_bytes_per_sender_max
     ):
-        raise decide.refuse(
-            OverLimit(
-                "results_undrained",
-                "too many of your results, or too large ones, wait to be drained; take them with GET /a2a/results/next",
-                retry_after_ms=BUSY_RETRY_MS,
-            )
+        raise OverLimit(
+            "results_undrained",
+            "too many of your results, or too large ones, wait to be drained; take them with GET /a2a/results/next",
+            retry_after_ms=BUSY_RETRY_MS,
         )
 
 
@@ -246,12 +235,10 @@ def _replay(decide: DecisionContext, command: Accept, cached: Cached) -> Accepte
 def _follow(decide: DecisionContext, command: Accept, key: CacheKey, leader: TaskId) -> Accepted:
     task = command.task
     if len(decide.view.followers(key)) >= decide.view.limits.followers_max:
-        raise decide.refuse(
-            OverLimit(
-                "followers_full",
-                f"too many tasks already wait for the result of task {leader}; send again when it has ended",
-                retry_after_ms=BUSY_RETRY_MS,
-            )
+        raise OverLimit(
+            "followers_full",
+            f"too many tasks already wait for the result of task {leader}; send again when it has ended",
+            retry_after_ms=BUSY_RETRY_MS,
         )
     check_account(decide, task, 1, weigh(task))
     _begin(decide, command, TaskFollowed(task.id, task, command.digest, leader))

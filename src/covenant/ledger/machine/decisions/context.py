@@ -29,7 +29,10 @@ _encode = msgspec.json.Encoder().encode
 
 
 class CommandRefused(Exception):
-    """A refusal, and the audit rows that must be durable before the caller gets it. No grant's use is spent."""
+    """The refusal that a decision raised, and the decision's audit rows, which must be durable before the answer.
+
+    Of the decision's other events nothing is kept: no grant's use is spent.
+    """
 
     def __init__(self, refusal: Refusal, events: list[AnyEvent]) -> None:
         super().__init__(refusal.message)
@@ -63,9 +66,6 @@ class DecisionContext(msgspec.Struct, eq=False):
         text = _encode(row).decode()
         self._head = head = link(self._head or self.view.audit_head, text)
         self.events.append(Audited(head.index, head.chain_hash, issuer.pubkey, text))
-
-    def refuse(self, refusal: Refusal) -> CommandRefused:
-        return CommandRefused(refusal, self.events)
 
 
 def audit_repair(
@@ -110,23 +110,40 @@ def find_task(decide: DecisionContext, command: TaskCommand[Any]) -> Entry | Arc
     return None
 
 
+def known_task(decide: DecisionContext, command: TaskCommand[Any]) -> Entry | Archived:
+    found = find_task(decide, command)
+    if found is None:
+        raise unknown_task(command.task_id)
+    return found
+
+
+def open_task(decide: DecisionContext, command: TaskCommand[Any]) -> Entry:
+    """The task that a message or a signal is for: one that has not ended."""
+    found = known_task(decide, command)
+    if found.ending is not None:
+        how = f"task {command.task_id} has ended: it is {found.ending}, and takes no more messages"
+        raise Conflict(_ended_code(found.ending), how)
+    assert isinstance(found, Entry)
+    return found
+
+
 def unknown_task(task_id: str) -> NotFound:
     return NotFound("unknown_task", f"task {task_id[:80]} was not found")
 
 
-def not_lessee(decide: DecisionContext, task_id: TaskId, caller: AgentId) -> CommandRefused:
+def not_lessee(decide: DecisionContext, task_id: TaskId, caller: AgentId) -> Forbidden:
     return _denied(
         decide, task_id, caller, Forbidden("not_lessee", f"task {task_id} is not leased to {caller.display}")
     )
 
 
-def not_sender(decide: DecisionContext, task_id: TaskId, caller: AgentId) -> CommandRefused:
+def not_sender(decide: DecisionContext, task_id: TaskId, caller: AgentId) -> Forbidden:
     return _denied(decide, task_id, caller, Forbidden("not_sender", f"only the sender of task {task_id} may cancel it"))
 
 
-def _denied(decide: DecisionContext, task_id: TaskId, caller: AgentId, refusal: Forbidden) -> CommandRefused:
+def _denied(decide: DecisionContext, task_id: TaskId, caller: AgentId, refusal: Forbidden) -> Forbidden:
     decide.audit(caller, {"type": "a2a_access_refused", "task_id": task_id, "reason": refusal.code})
-    return decide.refuse(refusal)
+    return refusal
 
 
 def stale_lease(task_id: TaskId) -> Refusal:
@@ -139,9 +156,8 @@ def task_has_ended(task_id: TaskId, ending: Ending) -> Refusal:
     return Conflict(_ended_code(ending), f"task {task_id} {how}; stop working on it")
 
 
-def takes_no_more(task_id: TaskId, ending: Ending) -> Refusal:
-    """The refusal for a message to an ended task: its author must begin another task."""
-    return Conflict(_ended_code(ending), f"task {task_id} has ended: it is {ending}, and takes no more messages")
+def follows_another(task_id: TaskId) -> Refusal:
+    return Conflict("following", f"task {task_id} follows another task with the same work, and gets its result")
 
 
 def key_reused() -> Refusal:
@@ -233,15 +249,19 @@ def _passed(scope_id: str, action: str, grant: Grant) -> msgspec.Raw:
 def _encoded_pass(scope_id: str, action: str, granted: str, by: str, signature_b58: str) -> msgspec.Raw:
     """Encoded once: a busy sender passes the same check again and again."""
     authorized_by = {"action": granted, "granted_by_display": by, "signature_b58": signature_b58}
-    kind = {
+    return msgspec.Raw(_encode(_check_row(scope_id, action, [authorized_by])))
+
+
+def _check_row(scope_id: str, action: str, authorized_by: list[dict[str, str]]) -> dict[str, Any]:
+    passed = bool(authorized_by)
+    return {
         "type": "capability_check",
         "agent_id": scope_id,
         "required_actions": [action],
-        "missing_actions": [],
-        "passed": True,
-        "authorized_by": [authorized_by],
+        "missing_actions": [] if passed else [action],
+        "passed": passed,
+        "authorized_by": authorized_by,
     }
-    return msgspec.Raw(_encode(kind))
 
 
 def _refuse_missing(decide: DecisionContext, access: Access) -> None:
@@ -266,24 +286,11 @@ def _refuse_missing(decide: DecisionContext, access: Access) -> None:
             },
         )
     action = access.actions[0]
-    decide.audit(
-        access.caller,
-        {
-            "type": "capability_check",
-            "agent_id": access.scope_id,
-            "required_actions": [action],
-            "missing_actions": [action],
-            "passed": False,
-            "authorized_by": [],
-        },
-    )
-    raise CommandRefused(
-        Forbidden(
-            "capability_missing",
-            f"{access.what} requires capability {action!r}. "
-            f"The operator grants it with: covenant capabilities grant {action} --to {access.caller.display}",
-        ),
-        decide.events,
+    decide.audit(access.caller, _check_row(access.scope_id, action, []))
+    raise Forbidden(
+        "capability_missing",
+        f"{access.what} requires capability {action!r}. "
+        f"The operator grants it with: covenant capabilities grant {action} --to {access.caller.display}",
     )
 
 
@@ -303,9 +310,7 @@ def _refuse_scope(decide: DecisionContext, access: Access) -> None:
             "reason": reason,
         },
     )
-    raise CommandRefused(
-        Forbidden("scope_rejected", f"{access.what} rejected by capability scope: {reason}"), decide.events
-    )
+    raise Forbidden("scope_rejected", f"{access.what} rejected by capability scope: {reason}")
 
 
 def _value_of(access: Access, pin: str) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -59,27 +59,15 @@ RESUMED_KEPT_MS: Final = CATCH_UP_S_MAX * 1000
 def enroll(decide: DecisionContext, command: Enroll) -> Identity:
     identity = command.identity
     if decide.view.identities(identity.agent.display):
-        raise decide.refuse(
-            Conflict(
-                "display_taken",
-                f"{identity.agent.display} is enrolled already; rotate its token, or revoke it first",
-            )
+        raise Conflict(
+            "display_taken",
+            f"{identity.agent.display} is enrolled already; rotate its token, or revoke it first",
         )
     taken = decide.view.identities(identity.agent.pubkey)
     if taken:
-        raise decide.refuse(
-            Conflict("pubkey_taken", f"this key is enrolled already, as {taken[0].agent.display}; enroll another")
-        )
+        raise Conflict("pubkey_taken", f"this key is enrolled already, as {taken[0].agent.display}; enroll another")
     decide.add(IdentityEnrolled(identity))
-    decide.audit(
-        command.by,
-        {
-            "type": "identity_enrolled",
-            "display": identity.agent.display,
-            "pubkey_b58": identity.agent.pubkey,
-            "token_prefix": identity.token_prefix,
-        },
-    )
+    _audit_identity(decide, command.by, "identity_enrolled", identity)
     for grant in command.grants:
         _grant(decide, command.by, grant)
     return identity
@@ -90,22 +78,19 @@ def revoke_identity(decide: DecisionContext, command: RevokeIdentity) -> Identit
     if identity.revoked_at_ms is not None:
         return identity
     decide.add(IdentityRevoked(identity.token_sha256, decide.now_ms))
-    decide.audit(
-        command.by,
-        {
-            "type": "identity_revoked",
-            "display": identity.agent.display,
-            "pubkey_b58": identity.agent.pubkey,
-            "token_prefix": identity.token_prefix,
-        },
-    )
+    _audit_identity(decide, command.by, "identity_revoked", identity)
     return replace(identity, revoked_at_ms=decide.now_ms)
+
+
+def _audit_identity(decide: DecisionContext, by: AgentId, kind: str, identity: Identity) -> None:
+    agent, prefix = identity.agent, identity.token_prefix
+    decide.audit(by, {"type": kind, "display": agent.display, "pubkey_b58": agent.pubkey, "token_prefix": prefix})
 
 
 def rotate_token(decide: DecisionContext, command: RotateToken) -> Identity:
     old = _identity(decide, command.token_sha256)
     if old.revoked_at_ms is not None:
-        raise decide.refuse(Conflict("identity_revoked", "this token was revoked; enroll the identity anew"))
+        raise Conflict("identity_revoked", "this token was revoked; enroll the identity anew")
     new = replace(
         old,
         token_sha256=command.new_token_sha256,
@@ -203,7 +188,7 @@ def write_audit_row(decide: DecisionContext, command: WriteAuditRow) -> None:
 def _identity(decide: DecisionContext, token_sha256: str) -> Identity:
     identity = decide.view.identity(token_sha256)
     if identity is None:
-        raise decide.refuse(NotFound("unknown_identity", "no identity has this token"))
+        raise NotFound("unknown_identity", "no identity has this token")
     return identity
 
 
@@ -211,22 +196,23 @@ def add_tenant(decide: DecisionContext, command: AddTenant) -> Tenant:
     name = command.tenant.name
     known = decide.view.tenant(name)
     if known is not None and known.removal is not None:
-        raise decide.refuse(being_removed(name))
+        raise being_removed(name)
     if known is not None:
-        raise decide.refuse(
-            Conflict("tenant_exists", f"there is a tenant {name!r} already; rotate its token if it is lost")
-        )
+        raise Conflict("tenant_exists", f"there is a tenant {name!r} already; rotate its token if it is lost")
     if decide.view.tenant_count() >= decide.view.limits.tenants_max:
-        raise decide.refuse(
-            OverLimit(
-                "too_many_tenants", f"there may be at most {decide.view.limits.tenants_max} tenants; remove one first"
-            )
+        raise OverLimit(
+            "too_many_tenants", f"there may be at most {decide.view.limits.tenants_max} tenants; remove one first"
         )
     for taken in (display for display in command.displays if decide.view.identities(display)):
-        raise decide.refuse(Conflict("display_taken", f"{taken} is an identity of its own; revoke it first"))
+        raise Conflict("display_taken", f"{taken} is an identity of its own; revoke it first")
     tenant = replace(command.tenant, created_at_ms=decide.now_ms, keyed_since_ms=decide.now_ms)
+    return _put_tenant(decide, command.by, tenant, "tenant_added", token_prefix=tenant.token_prefix)
+
+
+def _put_tenant(decide: DecisionContext, by: AgentId, tenant: Tenant, kind: str, **facts: Any) -> Tenant:
+    """Stores the tenant as it is now, with an audit row that says what changed."""
     decide.add(TenantPut(tenant))
-    decide.audit(command.by, {"type": "tenant_added", "tenant": name, "token_prefix": tenant.token_prefix})
+    decide.audit(by, {"type": kind, "tenant": tenant.name, **facts})
     return tenant
 
 
@@ -239,51 +225,31 @@ def change_tenant(decide: DecisionContext, command: ChangeTenant) -> Tenant:
         new = replace(new, limits=command.limits)
     if new == old:
         return old
-    decide.add(TenantPut(new))
-    decide.audit(
-        command.by,
-        {
-            "type": "tenant_changed",
-            "tenant": new.name,
-            "disabled": new.disabled_at_ms is not None,
-            "limits": msgspec.structs.asdict(new.limits),
-        },
-    )
-    return new
+    disabled, limits = new.disabled_at_ms is not None, msgspec.structs.asdict(new.limits)
+    return _put_tenant(decide, command.by, new, "tenant_changed", disabled=disabled, limits=limits)
 
 
 def rotate_tenant(decide: DecisionContext, command: RotateTenant) -> Tenant:
     old = _tenant(decide, command.name)
     new = replace(old, token_sha256=command.token_sha256, token_prefix=command.token_prefix)
-    decide.add(TenantPut(new))
-    decide.audit(
-        command.by,
-        {
-            "type": "tenant_token_rotated",
-            "tenant": new.name,
-            "old_token_prefix": old.token_prefix,
-            "new_token_prefix": new.token_prefix,
-        },
-    )
-    return new
+    prefixes = {"old_token_prefix": old.token_prefix, "new_token_prefix": new.token_prefix}
+    return _put_tenant(decide, command.by, new, "tenant_token_rotated", **prefixes)
 
 
 def begin_tenant_removal(decide: DecisionContext, command: BeginTenantRemoval) -> Tenant:
     name = command.name
     old = decide.view.tenant(name)
     if old is None:
-        raise decide.refuse(unknown_tenant(name))
+        raise unknown_tenant(name)
     if name == DEFAULT:
-        raise decide.refuse(Conflict("default_tenant", f"{DEFAULT} is there from the start, and cannot be removed"))
+        raise Conflict("default_tenant", f"{DEFAULT} is there from the start, and cannot be removed")
     if old.removal is not None:
         return old
     live = decide.view.account(name).tasks
     if live and not command.cancel_live:
-        raise decide.refuse(
-            Conflict(
-                "tenant_at_work",
-                f"{live} tasks of {name} have not ended; with `cancel_live` (`--cancel-live`) they are canceled",
-            )
+        raise Conflict(
+            "tenant_at_work",
+            f"{live} tasks of {name} have not ended; with `cancel_live` (`--cancel-live`) they are canceled",
         )
     new = replace(
         old,
@@ -292,17 +258,13 @@ def begin_tenant_removal(decide: DecisionContext, command: BeginTenantRemoval) -
         disabled_at_ms=old.disabled_at_ms or decide.now_ms,
         removal=TenantRemoval(begun_at_ms=decide.now_ms, reason=command.reason),
     )
-    decide.add(TenantPut(new))
-    decide.audit(
-        command.by, {"type": "tenant_removal_begun", "tenant": name, "reason": command.reason, "live_tasks": live}
-    )
-    return new
+    return _put_tenant(decide, command.by, new, "tenant_removal_begun", reason=command.reason, live_tasks=live)
 
 
 def erase_tenant(decide: DecisionContext, command: EraseTenant) -> Tenant:
     old = _removed_tenant(decide, command.name)
     if live := decide.view.account(command.name).tasks:
-        raise decide.refuse(Conflict("tenant_at_work", f"{live} tasks of {command.name} have not ended"))
+        raise Conflict("tenant_at_work", f"{live} tasks of {command.name} have not ended")
     new = replace(old, removal=command.removal)
     decide.add(TenantPut(new))
     if command.cached:
@@ -339,7 +301,7 @@ def finish_tenant_removal(decide: DecisionContext, command: FinishTenantRemoval)
 def _removed_tenant(decide: DecisionContext, name: str) -> Tenant:
     tenant = decide.view.tenant(name)
     if tenant is None or tenant.removal is None:
-        raise decide.refuse(Conflict("not_being_removed", f"no removal of {name!r} has begun"))
+        raise Conflict("not_being_removed", f"no removal of {name!r} has begun")
     return tenant
 
 
@@ -357,23 +319,13 @@ def pause_schedule(decide: DecisionContext, command: PauseSchedule) -> Tenant:
     if command.paused == (old is not None and old.until_ms is None):
         return tenant
     if command.paused and len(pauses) >= PAUSES_MAX and key not in pauses:
-        raise decide.refuse(
-            OverLimit("too_many_pauses", f"a tenant may have at most {PAUSES_MAX} paused schedules; resume one first")
-        )
+        raise OverLimit("too_many_pauses", f"a tenant may have at most {PAUSES_MAX} paused schedules; resume one first")
     if command.paused:
         pauses[key] = SchedulePause(decide.now_ms)
     elif old is not None:
         pauses[key] = SchedulePause(old.since_ms, decide.now_ms)
-    new = replace(tenant, schedule_pauses=pauses)
-    decide.add(TenantPut(new))
-    row: dict[str, object] = {
-        "type": "schedule_paused" if command.paused else "schedule_resumed",
-        "tenant": new.name,
-        "agent": command.agent_id,
-        "schedule": command.schedule_id,
-    }
-    decide.audit(command.by, row)
-    return new
+    new, kind = replace(tenant, schedule_pauses=pauses), "schedule_paused" if command.paused else "schedule_resumed"
+    return _put_tenant(decide, command.by, new, kind, agent=command.agent_id, schedule=command.schedule_id)
 
 
 def _forget_pauses(decide: DecisionContext, old: CatalogueAgent, kept: Collection[str] = ()) -> None:
@@ -392,14 +344,12 @@ def put_agent(decide: DecisionContext, command: PutAgent) -> CatalogueAgent:
     _tenant(decide, tenant)
     old = decide.view.agent(tenant, definition.id)
     if command.replace and old is None:
-        raise decide.refuse(unknown_agent(definition.id))
+        raise unknown_agent(definition.id)
     if old is not None and command.expected not in (None, old.definition):
-        raise decide.refuse(
-            Conflict("agent_changed", f"{definition.id} was changed meanwhile; read it again, and repeat the change")
-        )
+        raise Conflict("agent_changed", f"{definition.id} was changed meanwhile; read it again, and repeat the change")
     if not command.replace:
         if old is not None:
-            raise decide.refuse(agent_exists(definition.id))
+            raise agent_exists(definition.id)
         _check_room(decide, command)
     agent = CatalogueAgent(
         tenant=tenant,
@@ -426,25 +376,21 @@ def put_agent(decide: DecisionContext, command: PutAgent) -> CatalogueAgent:
 def _check_room(decide: DecisionContext, command: PutAgent) -> None:
     most = decide.view.limits.agents_per_tenant_max
     if decide.view.agent_count(command.tenant) >= most:
-        raise decide.refuse(
-            OverLimit("too_many_agents", f"a tenant may have at most {most} stored agents; remove one first")
-        )
+        raise OverLimit("too_many_agents", f"a tenant may have at most {most} stored agents; remove one first")
     taken = [
         identity for identity in decide.view.identities(command.identity.display) if identity.agent != command.identity
     ]
     if taken:
-        raise decide.refuse(
-            Conflict(
-                "display_taken",
-                f"{command.identity.display} is an identity of its own; revoke it first, or choose another id",
-            )
+        raise Conflict(
+            "display_taken",
+            f"{command.identity.display} is an identity of its own; revoke it first, or choose another id",
         )
 
 
 def remove_agent(decide: DecisionContext, command: RemoveAgent) -> CatalogueAgent:
     agent = decide.view.agent(command.tenant, command.agent_id)
     if agent is None:
-        raise decide.refuse(unknown_agent(command.agent_id))
+        raise unknown_agent(command.agent_id)
     _forget_pauses(decide, agent)
     decide.add(AgentRemoved(command.tenant, command.agent_id))
     decide.audit(command.by, {"type": "agent_removed", "tenant": command.tenant, "agent": command.agent_id})
@@ -454,9 +400,9 @@ def remove_agent(decide: DecisionContext, command: RemoveAgent) -> CatalogueAgen
 def _tenant(decide: DecisionContext, name: str) -> Tenant:
     tenant = decide.view.tenant(name)
     if tenant is None:
-        raise decide.refuse(unknown_tenant(name))
+        raise unknown_tenant(name)
     if tenant.removal is not None:
-        raise decide.refuse(being_removed(name))
+        raise being_removed(name)
     return tenant
 
 

@@ -29,13 +29,13 @@ from covenant.ledger.machine.decisions.acceptance import BUSY_RETRY_MS, check_ac
 from covenant.ledger.machine.decisions.context import (
     DecisionContext,
     audit_repair,
-    find_task,
+    follows_another,
     key_reused,
+    known_task,
     not_lessee,
+    open_task,
     stale_lease,
-    takes_no_more,
     task_has_ended,
-    unknown_task,
 )
 from covenant.ledger.machine.decisions.results import ByteBudget, close_text, conclude, expire
 from covenant.ledger.machine.decisions.suspensions import answer, suspend
@@ -106,7 +106,7 @@ def take(decide: DecisionContext, command: Take) -> Leased:
             else:
                 return Leased(tuple(taken))
     if unreadable and not taken and not decide.events:
-        raise decide.refuse(body_unreadable(f"the body of {unreadable} queued task(s)"))
+        raise body_unreadable(f"the body of {unreadable} queued task(s)")
     return Leased(tuple(taken))
 
 
@@ -145,7 +145,7 @@ def _leases_again(decide: DecisionContext, task_ids: tuple[TaskId, ...], lease_i
         if entry is not None and entry.state is LEASED and entry.lease and entry.lease.lease_id == lease_id:
             task = decide.view.task(entry)
             if task is None:
-                raise decide.refuse(body_unreadable(f"the body of task {task_id}, which this request was given,"))
+                raise body_unreadable(f"the body of task {task_id}, which this request was given,")
             taken.append(_leased(entry, task, entry.lease, entry.generation))
     return Leased(tuple(taken), again=True)
 
@@ -191,12 +191,10 @@ def report(decide: DecisionContext, command: Report) -> Reported:
         if command.update_no == entry.update_no:
             return Reported(entry.update_generation, duplicate=True)
         if command.update_no != entry.update_no + 1:
-            raise decide.refuse(
-                Conflict(
-                    "update_out_of_order",
-                    f"update_no {command.update_no} does not follow {entry.update_no}; send the next one, "
-                    f"{entry.update_no + 1}",
-                )
+            raise Conflict(
+                "update_out_of_order",
+                f"update_no {command.update_no} does not follow {entry.update_no}; send the next one, "
+                f"{entry.update_no + 1}",
             )
     update, generation = _normalise(decide, entry.artifacts, command.update), entry.generation
     if type(update) is StatusUpdate and update.state in _INTERRUPTIONS:
@@ -256,7 +254,7 @@ def _normalise_all(decide: DecisionContext, entry: Entry, command: Advance) -> l
     updates: list[TurnUpdate] = []
     for given in command.updates:
         if parked:
-            raise decide.refuse(Invalid("invalid_update", "an update that parks the task must be the last one"))
+            raise Invalid("invalid_update", "an update that parks the task must be the last one")
         update = _normalise(decide, artifacts, given)
         if type(update) is ArtifactUpdate:
             if update.artifact_id not in artifacts:
@@ -265,23 +263,19 @@ def _normalise_all(decide: DecisionContext, entry: Entry, command: Advance) -> l
             parked = update.state in _INTERRUPTIONS
         updates.append(update)
     if (parked or command.result is not None) and command.wait is not None:
-        raise decide.refuse(
-            Invalid("invalid_update", "an update that makes a task wait must have neither a result nor a question")
-        )
+        raise Invalid("invalid_update", "an update that makes a task wait must have neither a result nor a question")
     if parked and command.result is not None:
-        raise decide.refuse(Invalid("invalid_update", "an update that asks the sender must not have a result"))
+        raise Invalid("invalid_update", "an update that asks the sender must not have a result")
     return updates
 
 
 def _normalise(decide: DecisionContext, artifacts: AbstractSet[str], update: TurnUpdate) -> TurnUpdate:
     if type(update) is StatusUpdate and update.state != "working" and update.state not in _INTERRUPTIONS:
-        raise decide.refuse(Invalid("invalid_update", "update.state must be working, input-required or auth-required"))
+        raise Invalid("invalid_update", "update.state must be working, input-required or auth-required")
     if type(update) is not ArtifactUpdate or update.artifact_id in artifacts:
         return update
     if len(artifacts) >= decide.view.limits.artifacts_per_attempt_max:
-        raise decide.refuse(
-            OverLimit("too_many_artifacts", "this attempt has written too many artifacts; append to one of them")
-        )
+        raise OverLimit("too_many_artifacts", "this attempt has written too many artifacts; append to one of them")
     if not update.append:
         return update
     # An earlier attempt may have left chunks of the artifact: this attempt's first chunk replaces them.
@@ -289,39 +283,28 @@ def _normalise(decide: DecisionContext, artifacts: AbstractSet[str], update: Tur
 
 
 def continue_(decide: DecisionContext, command: Continue) -> Reported:
-    entry = find_task(decide, command)
-    if entry is None:
-        raise decide.refuse(unknown_task(command.task_id))
-    if entry.ending is not None:
-        raise decide.refuse(takes_no_more(command.task_id, entry.ending))
-    assert isinstance(entry, Entry)
+    entry = open_task(decide, command)
     for message_id, generation in entry.recent_ids:
         if message_id == command.message_id or message_id in command.former:
             return Reported(generation, duplicate=True)
         if command.key is not None and message_id.startswith(command.key):
-            raise decide.refuse(key_reused())
+            raise key_reused()
     wait = entry.wait
     if wait is not None and wait.asks is not None:
         return answer(decide, entry, wait, command)
     if has_decision(command.message.parts) and entry.a2a_state not in WAITS_FOR_SENDER:
-        raise decide.refuse(Conflict("not_asked", f"task {command.task_id} waits for no approval"))
+        raise Conflict("not_asked", f"task {command.task_id} waits for no approval")
     check_account(decide, entry.task, 0, weigh_message(command.message))
     generation = entry.generation + 1
     if entry.state is PARKED and entry.wait is None:
         decide.add(TaskContinued(command.task_id, generation, command.message, command.message_id))
         return Reported(generation)
     if entry.state is FOLLOWING:
-        raise decide.refuse(
-            Conflict(
-                "following", f"task {command.task_id} follows another task with the same work, and gets its result"
-            )
-        )
+        raise follows_another(command.task_id)
     if len(entry.kept) >= decide.view.limits.messages_kept_max:
-        raise decide.refuse(
-            OverLimit(
-                "too_many_messages",
-                f"too many messages to task {command.task_id} wait for its next turn; send again when it has begun",
-            )
+        raise OverLimit(
+            "too_many_messages",
+            f"too many messages to task {command.task_id} wait for its next turn; send again when it has begun",
         )
     decide.add(MessageKept(command.task_id, generation, command.message, command.message_id))
     return Reported(generation)
@@ -331,26 +314,22 @@ def held(decide: DecisionContext, command: HolderCommand[Any]) -> Entry:
     """The entry, if the command comes from the holder of its live lease."""
     entry: Entry | Archived | None = decide.view.entry(command.task_id)
     if entry is None or command.viewer is not None or command.recipient is not None:
-        entry = find_task(decide, command)
-    if entry is None:
-        raise decide.refuse(unknown_task(command.task_id))
+        entry = known_task(decide, command)
     if type(entry) is not Entry:
         assert isinstance(entry, Archived)
         if entry.leased_to not in (None, command.holder.pubkey):
             raise not_lessee(decide, command.task_id, command.holder)
-        raise decide.refuse(task_has_ended(command.task_id, entry.ending))
+        raise task_has_ended(command.task_id, entry.ending)
     lease = entry.lease
     if lease is not None and lease.leased_to.pubkey != command.holder.pubkey:
         raise not_lessee(decide, command.task_id, command.holder)
     if entry.state in FINISHED:
         assert entry.ending is not None
-        raise decide.refuse(task_has_ended(command.task_id, entry.ending))
+        raise task_has_ended(command.task_id, entry.ending)
     if lease is not None and lease.lease_id != command.lease_id:
-        raise decide.refuse(stale_lease(command.task_id))
+        raise stale_lease(command.task_id)
     if entry.state is not LEASED:
-        raise decide.refuse(
-            Conflict("not_leased", f"task {command.task_id} is not currently leased; it is {entry.state}")
-        )
+        raise Conflict("not_leased", f"task {command.task_id} is not currently leased; it is {entry.state}")
     return entry
 
 

@@ -64,27 +64,29 @@ def add_peer(decide: DecisionContext, command: AddPeer) -> Peer:
     if known is not None:
         if (known.name, known.url, known.tenant) == (wanted.name, wanted.url, wanted.tenant):
             return known
-        raise decide.refuse(
-            Conflict(
-                "peer_exists", f"{wanted.id} is a peer already, called {known.name}; change it, or remove it first"
-            )
+        raise Conflict(
+            "peer_exists", f"{wanted.id} is a peer already, called {known.name}; change it, or remove it first"
         )
     _check_name(decide, wanted.id, wanted.name)
     most = view.limits.peers_max
     if view.peer_count() >= most:
-        raise decide.refuse(OverLimit("too_many_peers", f"there may be at most {most} peers; remove one first"))
+        raise OverLimit("too_many_peers", f"there may be at most {most} peers; remove one first")
     _check_tenant(decide, wanted.tenant)
     peer = replace(wanted, added_at_ms=decide.now_ms)
     decide.add(PeerPut(peer))
-    decide.audit(command.by, {"type": "peer_added", "peer": peer.id, "name": peer.name, "url": peer.url})
+    _audit_peer(decide, command.by, "peer_added", peer, url=peer.url)
     return peer
+
+
+def _audit_peer(decide: DecisionContext, by: AgentId, kind: str, peer: Peer, **facts: Any) -> None:
+    decide.audit(by, {"type": kind, "peer": peer.id, "name": peer.name, **facts})
 
 
 def _check_name(decide: DecisionContext, peer_id: InstanceId, name: str) -> None:
     """Refuses a name that another peer has: people identify peers by name."""
     other = decide.view.peer_named(name)
     if other is not None and other.id != peer_id:
-        raise decide.refuse(Conflict("name_taken", f"another peer is called {name!r}; choose another name"))
+        raise Conflict("name_taken", f"another peer is called {name!r}; choose another name")
 
 
 def _check_tenant(decide: DecisionContext, name: str) -> None:
@@ -92,7 +94,7 @@ def _check_tenant(decide: DecisionContext, name: str) -> None:
         return
     tenant = decide.view.tenant(name)
     if tenant is None or tenant.removal is not None:
-        raise decide.refuse(NotFound("unknown_tenant", f"there is no tenant {name!r}"))
+        raise NotFound("unknown_tenant", f"there is no tenant {name!r}")
 
 
 def change_peer(decide: DecisionContext, command: ChangePeer) -> Peer:
@@ -112,17 +114,8 @@ def change_peer(decide: DecisionContext, command: ChangePeer) -> Peer:
     if changed == peer:
         return peer
     decide.add(PeerPut(changed))
-    decide.audit(
-        command.by,
-        {
-            "type": "peer_changed",
-            "peer": peer.id,
-            "name": changed.name,
-            "url": changed.url,
-            "trust": changed.trust.value,
-            "denied": changed.denied,
-        },
-    )
+    trust, denied = changed.trust.value, changed.denied
+    _audit_peer(decide, command.by, "peer_changed", changed, url=changed.url, trust=trust, denied=denied)
     return changed
 
 
@@ -130,11 +123,9 @@ def remove_peer(decide: DecisionContext, command: RemovePeer) -> Peer:
     peer = _peer(decide, command.id)
     live = decide.view.delegations_live_count(peer.id)
     if live:
-        raise decide.refuse(
-            Conflict("peer_busy", f"{live} delegations with {peer.name} have not ended; cancel or force them first")
-        )
+        raise Conflict("peer_busy", f"{live} delegations with {peer.name} have not ended; cancel or force them first")
     decide.add(PeerRemoved(peer.id))
-    decide.audit(command.by, {"type": "peer_removed", "peer": peer.id, "name": peer.name})
+    _audit_peer(decide, command.by, "peer_removed", peer)
     return peer
 
 
@@ -153,7 +144,7 @@ def learn_peer(decide: DecisionContext, command: LearnPeer) -> Peer:
         learned["issued"] = (*good[-(ISSUED_MAX - 1) :], command.issued)
     if command.verified:
         if command.challenge is None or peer.challenge != command.challenge:
-            raise decide.refuse(Conflict("challenge_over", "this is not the answer to the last challenge; ask again"))
+            raise Conflict("challenge_over", "this is not the answer to the last challenge; ask again")
         learned |= {
             "challenge": None,
             "verified_at_ms": decide.now_ms,
@@ -167,7 +158,7 @@ def learn_peer(decide: DecisionContext, command: LearnPeer) -> Peer:
         return peer
     decide.add(PeerPut(changed))
     if changed.trust is not peer.trust:
-        decide.audit(command.by, {"type": "peer_verified", "peer": peer.id, "name": peer.name})
+        _audit_peer(decide, command.by, "peer_verified", peer)
     return changed
 
 
@@ -175,7 +166,7 @@ def succeed_peer(decide: DecisionContext, command: SucceedPeer) -> Peer:
     peer, keys = _peer(decide, command.old), command.keys_shown
     new_id = InstanceId(keys.id)
     if decide.view.peer(new_id) is not None:
-        raise decide.refuse(Conflict("peer_exists", f"{new_id} is a peer already; remove it first"))
+        raise Conflict("peer_exists", f"{new_id} is a peer already; remove it first")
     changed = replace(
         peer,
         id=new_id,
@@ -206,9 +197,9 @@ def revoke_token(decide: DecisionContext, command: RevokeToken) -> bool:
 def send_to_peer(decide: DecisionContext, command: SendToPeer) -> DelegationMoved:
     record = decide.view.delegation(command.key)
     if record is None and command.begin is None:
-        raise decide.refuse(unknown_delegation(command.key.offer_id))
+        raise unknown_delegation(command.key.offer_id)
     if record is not None and command.about is not None and record.offer not in (None, command.about):
-        raise decide.refuse(Conflict("offer_changed", "the peer has made this offer anew; answer the new one"))
+        raise Conflict("offer_changed", "the peer has made this offer anew; answer the new one")
     if record is None or command.messages:
         _peer(decide, command.key.peer)  # nothing could be delivered to a removed peer
     if record is None:
@@ -256,13 +247,11 @@ def _withdraw(decide: DecisionContext, record: Delegation, command: SendToPeer) 
 def receive_from_peer(decide: DecisionContext, command: ReceiveFromPeer) -> ReceivedFromPeer:
     envelope, view, key = command.envelope, decide.view, command.key
     if view.envelope_taken(envelope.sender, envelope.jti):
-        raise decide.refuse(Conflict("replayed", f"envelope {envelope.jti} was received before"))
+        raise Conflict("replayed", f"envelope {envelope.jti} was received before")
     if view.peer(envelope.sender) is None:
-        raise decide.refuse(Forbidden("unknown_sender", f"{envelope.sender} is not a peer"))
+        raise Forbidden("unknown_sender", f"{envelope.sender} is not a peer")
     if view.envelope_count(envelope.sender) >= view.limits.envelopes_per_peer_max:
-        raise decide.refuse(
-            OverLimit("rate_limited", "too many messages at once; slow down", retry_after_ms=BUSY_RETRY_MS)
-        )
+        raise OverLimit("rate_limited", "too many messages at once; slow down", retry_after_ms=BUSY_RETRY_MS)
     record = view.delegation(key) if key is not None else None
     if command.messages:
         _check_outbox(decide, envelope.sender)
@@ -277,9 +266,7 @@ def receive_from_peer(decide: DecisionContext, command: ReceiveFromPeer) -> Rece
         if envelope.seq <= before.received_seq and not counts_anew:
             return ReceivedFromPeer(moved=DelegationMoved(delegation=before, changed=False), repeated=True)
         if envelope.seq > before.received_seq + 1 and not counts_anew and not forgot:
-            raise decide.refuse(
-                Conflict("out_of_order", f"number {before.received_seq + 1} is missing; send the messages in order")
-            )
+            raise Conflict("out_of_order", f"number {before.received_seq + 1} is missing; send the messages in order")
         before = replace(before, received_seq=envelope.seq, epoch=envelope.our_epoch, peer_epoch=envelope.epoch)
     before = replace(before, heard_at_ms=decide.now_ms)
     if record is not None and record.ended:
@@ -298,12 +285,10 @@ def _check_outbox(decide: DecisionContext, peer: InstanceId) -> None:
     """Refuses more messages for a peer that does not take them, so that the outbox stays bounded."""
     most = decide.view.limits.outbox_per_peer_max
     if decide.view.outbox_count(peer) >= most:
-        raise decide.refuse(
-            OverLimit(
-                "outbox_full",
-                f"{most} messages wait to be taken already; send again when the peer has taken some",
-                retry_after_ms=BUSY_RETRY_MS,
-            )
+        raise OverLimit(
+            "outbox_full",
+            f"{most} messages wait to be taken already; send again when the peer has taken some",
+            retry_after_ms=BUSY_RETRY_MS,
         )
 
 
@@ -320,10 +305,7 @@ def _moved(
     changes: DelegationChanges,
 ) -> Delegation:
     for transition in transitions:
-        try:
-            state = move(before.role, state, transition)
-        except Conflict as conflict:
-            raise decide.refuse(conflict) from None
+        state = move(before.role, state, transition)
     assert state is not None, "the first thing that happens to a delegation begins it"
     learned = {
         name: value for name in changes.__struct_fields__ if (value := getattr(changes, name)) is not msgspec.UNSET
@@ -426,7 +408,7 @@ def move_outbox(decide: DecisionContext, command: MoveOutbox) -> tuple[OutboxMes
 def _peer(decide: DecisionContext, peer_id: InstanceId) -> Peer:
     peer = decide.view.peer(peer_id)
     if peer is None:
-        raise decide.refuse(unknown_peer(peer_id))
+        raise unknown_peer(peer_id)
     return peer
 
 

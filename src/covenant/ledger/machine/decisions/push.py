@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from covenant.ledger.machine.commands import DropPush, MovePushes, PutPush, RetryPush
-from covenant.ledger.machine.decisions.context import DecisionContext, find_task, unknown_task
+from covenant.ledger.machine.decisions.context import DecisionContext, find_task, known_task
 from covenant.ledger.machine.events import PushDropped, PushMoved, PushPut
 from covenant.ledger.machine.view import Archived
 from covenant.model.a2a_requests import PushConfig
@@ -21,9 +21,7 @@ BUSY_RETRY_MS = 60_000
 
 def put_push(decide: DecisionContext, command: PutPush) -> Push:
     """Creates or replaces a configuration. It gets the steps from now on; for an ended task there are none."""
-    found = find_task(decide, command)
-    if found is None:
-        raise decide.refuse(unknown_task(command.task_id))
+    found = known_task(decide, command)
     config, known = command.config, decide.view.pushes(command.task_id)
     old = next((push for push in known if push.id == config.id), None)
     if old is None and config.id is None and command.once:
@@ -48,18 +46,14 @@ def check_room(decide: DecisionContext, task_id: TaskId, recipient: AgentId) -> 
     view, all_most = decide.view, decide.view.limits.pushes_max
     most = view.limits.pushes_per_task_max
     if len(view.pushes(task_id)) >= most:
-        raise decide.refuse(
-            OverLimit("too_many_pushes", f"a task may have at most {most} push configurations; delete one first")
-        )
+        raise OverLimit("too_many_pushes", f"a task may have at most {most} push configurations; delete one first")
     # One tenant may have half of them, so that others find room.
     of_tenant_most = max(min(all_most, 1), all_most // 2)
     if view.push_count() >= all_most or view.push_count_of(host_of(recipient.display)) >= of_tenant_most:
-        raise decide.refuse(
-            OverLimit(
-                "too_many_pushes",
-                "too many push configurations are under way here; try again later, or follow the task by a stream",
-                retry_after_ms=BUSY_RETRY_MS,
-            )
+        raise OverLimit(
+            "too_many_pushes",
+            "too many push configurations are under way here; try again later, or follow the task by a stream",
+            retry_after_ms=BUSY_RETRY_MS,
         )
 
 
@@ -110,8 +104,7 @@ def _fresh(old: Push, now_ms: int, config: PushConfig) -> Push:
 
 
 def drop_push(decide: DecisionContext, command: DropPush) -> bool:
-    if find_task(decide, command) is None:
-        raise decide.refuse(unknown_task(command.task_id))
+    known_task(decide, command)
     if decide.view.push(command.task_id, command.id) is None:
         return False
     decide.add(PushDropped(command.task_id, command.id))
@@ -133,7 +126,7 @@ def retry_push(decide: DecisionContext, command: RetryPush) -> Push:
     found = find_task(decide, command)
     push = decide.view.push(command.task_id, command.id) if found is not None else None
     if push is None:
-        raise decide.refuse(unknown_push(command.id))
+        raise unknown_push(command.id)
     fresh = _fresh(push, decide.now_ms, push.config)
     decide.add(PushPut(fresh))
     decide.audit(

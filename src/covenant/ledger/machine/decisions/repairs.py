@@ -16,8 +16,7 @@ from covenant.ledger.machine.decisions.context import (
     DecisionContext,
     audit_repair,
     authorize,
-    find_task,
-    unknown_task,
+    known_task,
 )
 from covenant.ledger.machine.decisions.results import end
 from covenant.ledger.machine.entry import Entry
@@ -26,7 +25,7 @@ from covenant.ledger.machine.states import State
 from covenant.ledger.machine.view import Archived
 from covenant.model.clock_steps import STEADY, Ages
 from covenant.model.errors import Conflict
-from covenant.model.ids import AgentId, LeaseId, TaskId
+from covenant.model.ids import AgentId, TaskId
 from covenant.model.retry_policy import (
     ForceError,
     Posture,
@@ -45,15 +44,18 @@ AUTO_REQUEUE_REASON = "stale lease of idempotent work requeued by the retry gate
 
 def repair(decide: DecisionContext, command: Repair) -> RepairOutcome:
     task_id, wanted = command.task_id, command.command
-    entry = find_task(decide, command)
-    if entry is None:
-        raise decide.refuse(unknown_task(task_id))
+    entry = known_task(decide, command)
     authorize(decide, command.access)
     state = State.DRAINED if isinstance(entry, Archived) else entry.state
     if isinstance(entry, Archived) or state is not State.LEASED or entry.lease is None:
-        raise decide.refuse(Conflict("not_leased", f"task {task_id} is not currently leased; it is {state}"))
+        raise Conflict("not_leased", f"task {task_id} is not currently leased; it is {state}")
     lease = entry.lease
-    _check_lease(decide, task_id, wanted.lease_id, lease.lease_id)
+    if wanted.lease_id not in (None, lease.lease_id):
+        raise Conflict(
+            "lease_mismatch",
+            f"lease mismatch for task {task_id}: expected {wanted.lease_id}, actual {lease.lease_id}; "
+            "look again, then repair",
+        )
     match wanted:
         case Requeue():
             _requeue(
@@ -89,16 +91,6 @@ def repair(decide: DecisionContext, command: Repair) -> RepairOutcome:
             )
         case _:
             assert_never(wanted)
-
-
-def _check_lease(decide: DecisionContext, task_id: TaskId, expected: LeaseId | None, actual: LeaseId) -> None:
-    if expected is not None and expected != actual:
-        raise decide.refuse(
-            Conflict(
-                "lease_mismatch",
-                f"lease mismatch for task {task_id}: expected {expected}, actual {actual}; look again, then repair",
-            )
-        )
 
 
 def _requeue(

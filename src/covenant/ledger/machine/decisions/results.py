@@ -23,11 +23,11 @@ from covenant.ledger.machine.commands import (
 )
 from covenant.ledger.machine.decisions.acceptance import ENDING_EVENTS, ending_of
 from covenant.ledger.machine.decisions.context import (
-    CommandRefused,
     DecisionContext,
     audit_repair,
     authorize,
     find_task,
+    known_task,
     not_lessee,
     not_sender,
     stale_lease,
@@ -48,7 +48,7 @@ from covenant.ledger.machine.events import (
 from covenant.ledger.machine.states import DRAINED, LEASED, QUEUED, SETTLED
 from covenant.ledger.machine.view import Archived
 from covenant.model.content import Text
-from covenant.model.errors import Conflict
+from covenant.model.errors import Conflict, Refusal
 from covenant.model.ids import LeaseId, PublicKey, TaskId
 from covenant.model.task import (
     DELEGATION,
@@ -94,7 +94,7 @@ def settle(decide: DecisionContext, command: Settle) -> Settled:
         if command.holder is not None:
             row = {"type": "a2a_result_rejected", "task_id": task_id, "reason": "unknown_task"}
             decide.audit(command.holder, row)
-        raise decide.refuse(unknown_task(task_id))
+        raise unknown_task(task_id)
     if _is_repeated(command, entry):
         return Settled(task_id, duplicate=True)
     authorize(decide, command.access)
@@ -130,20 +130,16 @@ def _answerable(decide: DecisionContext, command: Settle, entry: Entry) -> Lease
     """The lease of this result: the live one, or the last one of a task that nobody has leased since."""
     lease, task_id = entry.lease, command.task_id
     if lease is None or entry.state not in (LEASED, QUEUED):
-        raise decide.refuse(
-            Conflict("not_leased", f"task {task_id} is not leased, so it has no result yet; it is {entry.state}")
-        )
+        raise Conflict("not_leased", f"task {task_id} is not leased, so it has no result yet; it is {entry.state}")
     _check_holder(decide, command, lease.leased_to.pubkey)
     if command.lease_id is None:
         if entry.attempt - entry.undelivered != 1:
-            raise decide.refuse(
-                Conflict(
-                    "lease_id_required",
-                    f"task {task_id} was leased more than once; name the lease_id whose result this is",
-                )
+            raise Conflict(
+                "lease_id_required",
+                f"task {task_id} was leased more than once; name the lease_id whose result this is",
             )
     elif command.lease_id != lease.lease_id:
-        raise decide.refuse(stale_lease(task_id))
+        raise stale_lease(task_id)
     return lease
 
 
@@ -173,9 +169,9 @@ def _lessee(entry: Entry) -> PublicKey | None:
     return entry.lease.leased_to.pubkey if entry.lease is not None else None
 
 
-def _too_late(decide: DecisionContext, command: Settle, lessee: PublicKey | None, ending: Ending) -> CommandRefused:
+def _too_late(decide: DecisionContext, command: Settle, lessee: PublicKey | None, ending: Ending) -> Refusal:
     _check_holder(decide, command, lessee)
-    return decide.refuse(task_has_ended(command.task_id, ending))
+    return task_has_ended(command.task_id, ending)
 
 
 def _check_holder(decide: DecisionContext, command: Settle, lessee: PublicKey | None) -> None:
@@ -252,9 +248,7 @@ def close_text(decide: DecisionContext, entry: Entry, generation: int) -> int:
 
 def cancel(decide: DecisionContext, command: Cancel) -> Canceled:
     task_id = command.task_id
-    entry = find_task(decide, command)
-    if entry is None:
-        raise decide.refuse(unknown_task(task_id))
+    entry = known_task(decide, command)
     if isinstance(entry, Archived):
         return Canceled(task_id, entry.ending, entry.result, entry.ending is Ending.CANCELED, before=True)
     if command.viewer is not None and command.viewer != entry.task.sender.pubkey:
@@ -318,12 +312,10 @@ def _drainable(decide: DecisionContext, command: Drain) -> Sequence[Entry]:
     entry = decide.view.entry(task_id)
     known = entry or decide.view.archived(task_id)
     if known is None or command.sender not in (None, _sender_of(known)):
-        raise decide.refuse(unknown_task(task_id))
+        raise unknown_task(task_id)
     if entry is None or entry.state is DRAINED:
-        raise decide.refuse(
-            Conflict(
-                "already_drained", f"the result of task {task_id} was drained already; `covenant a2a show` still has it"
-            )
+        raise Conflict(
+            "already_drained", f"the result of task {task_id} was drained already; `covenant a2a show` still has it"
         )
     return (entry,) if entry.state is SETTLED else ()
 

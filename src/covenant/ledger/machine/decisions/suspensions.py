@@ -13,7 +13,7 @@ import msgspec
 
 from covenant.ledger.machine.commands import Advance, Advanced, Continue, Reported, SignalTask
 from covenant.ledger.machine.decisions.acceptance import check_account
-from covenant.ledger.machine.decisions.context import DecisionContext, find_task, takes_no_more, unknown_task
+from covenant.ledger.machine.decisions.context import DecisionContext, follows_another, open_task
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import MessageKept, SignalKept, SignalTaken, TaskResumed, TaskSuspended, TaskUpdated
 from covenant.ledger.machine.evolution import SIGNAL_MARK
@@ -29,11 +29,9 @@ WAIT_MS_MAX: Final = 10 * 366 * 86_400_000
 def suspend(decide: DecisionContext, entry: Entry, command: Advance, wait: Wait, generation: int) -> Advanced:
     """Ends the lease with a wait; or, if the signal has already arrived, returns it, and the turn goes on."""
     if any(each.for_ms is not None and not 0 <= each.for_ms <= WAIT_MS_MAX for each in wait.all_waits):
-        raise decide.refuse(Invalid("invalid_wait", "a wait must be at most ten years"))
+        raise Invalid("invalid_wait", "a wait must be at most ten years")
     if len(wait.others) >= WAITS_MAX or any(each.others or each.asks or not each.step for each in wait.others):
-        raise decide.refuse(
-            Invalid("invalid_wait", f"at most {WAITS_MAX} steps may wait at once, and only one of them may ask")
-        )
+        raise Invalid("invalid_wait", f"at most {WAITS_MAX} steps may wait at once, and only one of them may ask")
     task_id, lease_id = command.task_id, command.lease_id
     for each in wait.all_waits:
         signal = next((kept for kept in entry.signals if kept.name == each.signal), None)
@@ -42,7 +40,7 @@ def suspend(decide: DecisionContext, entry: Entry, command: Advance, wait: Wait,
             decide.add(TaskUpdated(task_id, lease_id, generation + 1, _step_outcome(entry, each, signal.value)))
             return Advanced(generation + 1, signal=signal)
     if wait.asks is not None and (command.status is None or not wait.step):
-        raise decide.refuse(Invalid("invalid_wait", "a wait for an answer needs a step and a question"))
+        raise Invalid("invalid_wait", "a wait for an answer needs a step and a question")
     asks = not wait.step or wait.asks is not None
     own = msgspec.structs.replace(wait, others=()) if wait.others else wait
     update = command.status if asks else StepUpdate(wait.name, wait.step, entry.turn, wait.kind, wait=own)
@@ -76,11 +74,9 @@ def answer(decide: DecisionContext, entry: Entry, wait: Wait, command: Continue)
     if wait.asks == "approval":
         expected, decision = question_id(entry.turn, wait.step), read_decision(parts)
         if decision is None:
-            raise decide.refuse(
-                Invalid("approval_expected", f"task {task_id} waits for an approval: say `approve`, or `deny: why`")
-            )
+            raise Invalid("approval_expected", f"task {task_id} waits for an approval: say `approve`, or `deny: why`")
         if decision.id not in (None, expected):
-            raise decide.refuse(Conflict("not_asked", f"task {task_id} asks {expected} now, and not {decision.id}"))
+            raise Conflict("not_asked", f"task {task_id} asks {expected} now, and not {decision.id}")
         result |= {"approved": decision.approved, "reason": decision.reason}
         if command.by is not None:
             result["by"] = command.by.display
@@ -93,7 +89,7 @@ def answer(decide: DecisionContext, entry: Entry, wait: Wait, command: Continue)
             }
             decide.audit(command.by, row)
     elif has_decision(parts):
-        raise decide.refuse(Conflict("not_asked", f"task {task_id} waits for an answer, and not for an approval"))
+        raise Conflict("not_asked", f"task {task_id} waits for an answer, and not for an approval")
     else:
         result["text"] = "\n".join(part.text for part in parts if isinstance(part, Text))
     generation = entry.generation + 1
@@ -103,21 +99,12 @@ def answer(decide: DecisionContext, entry: Entry, wait: Wait, command: Continue)
 
 
 def send_signal(decide: DecisionContext, command: SignalTask) -> Reported:
-    entry, signal = find_task(decide, command), command.signal
-    if entry is None:
-        raise decide.refuse(unknown_task(command.task_id))
-    if entry.ending is not None:
-        raise decide.refuse(takes_no_more(command.task_id, entry.ending))
-    assert isinstance(entry, Entry)
+    entry, signal = open_task(decide, command), command.signal
     for mark, generation in entry.recent_ids:
         if mark == SIGNAL_MARK + signal.id:
             return Reported(generation, duplicate=True)
     if entry.state is FOLLOWING:
-        raise decide.refuse(
-            Conflict(
-                "following", f"task {command.task_id} follows another task with the same work, and gets its result"
-            )
-        )
+        raise follows_another(command.task_id)
     waiting = entry.wait.all_waits if entry.wait is not None else ()
     if (wait := next((each for each in waiting if each.signal == signal.name), None)) is not None:
         generation = entry.generation + 1
@@ -125,11 +112,9 @@ def send_signal(decide: DecisionContext, command: SignalTask) -> Reported:
         return Reported(generation)
     check_account(decide, entry.task, 0, weigh_signal(signal))
     if len(entry.signals) >= decide.view.limits.messages_kept_max:
-        raise decide.refuse(
-            OverLimit(
-                "too_many_signals",
-                f"too many signals to task {command.task_id} wait to be taken; send again when the task has taken some",
-            )
+        raise OverLimit(
+            "too_many_signals",
+            f"too many signals to task {command.task_id} wait to be taken; send again when the task has taken some",
         )
     decide.add(SignalKept(command.task_id, signal))
     return Reported(entry.generation)
