@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
 from weakref import WeakSet
 
 import asyncpg
@@ -60,6 +61,17 @@ async def execute(file: str, connection: asyncpg.Connection[Any], name: str, /, 
     await connection.execute(query.text, *query.values(values))
 
 
+async def connect_once(dsn: str, **options: Any) -> asyncpg.Connection[Any]:
+    """A single connection. Raises ClientConfigurationError if an `@` in the password was taken for its end."""
+    try:
+        return await asyncpg.connect(dsn, **options)
+    except OSError as error:
+        unreachable = error
+    if urlsplit(dsn).netloc.count("@") > 1:
+        raise asyncpg.ClientConfigurationError("there is more than one @ before the database's name")
+    raise unreachable
+
+
 async def _reset(connection: asyncpg.Connection[Any]) -> None:
     """Rolls back the transaction of a cancelled caller, the only state that a session may have."""
     if connection.is_in_transaction():
@@ -87,9 +99,8 @@ class Connections:
         connect_s: float | None = None,
         command_s: float | None = None,
     ) -> asyncpg.Connection[Any]:
-        connection = await asyncpg.connect(
-            self._dsn, timeout=connect_s or self._connect_s, **self._options(settings, command_s)
-        )
+        options = self._options(settings, command_s)
+        connection = await connect_once(self._dsn, timeout=connect_s or self._connect_s, **options)
         await self._note(connection)
         return connection
 
