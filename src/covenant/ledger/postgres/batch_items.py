@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -161,11 +161,6 @@ class Item:
         return self._bytes
 
 
-def fail_all(items: Iterable[Item], error: Exception) -> None:
-    for item in items:
-        item.fail(error)
-
-
 class DecidedBatch(msgspec.Struct, frozen=True):
     """A batch from its decision until its items are answered. `records`: the events of each command, and their time."""
 
@@ -177,11 +172,11 @@ class DecidedBatch(msgspec.Struct, frozen=True):
     registers: Sequence[RegisterRow]
 
 
-def next_batch(waiting: deque[Item]) -> list[Item]:
-    """The commands to decide together: as many as wait, or one that is a batch of its own."""
+def next_batch(waiting: deque[Item], count: int) -> list[Item]:
+    """The commands to decide together: up to `count` of those that wait, or one that is a batch of its own."""
     batch: list[Item] = []
     size = 0
-    while waiting and len(batch) < BATCH_MAX and size < BATCH_BYTES_MAX:
+    while waiting and len(batch) < count and size < BATCH_BYTES_MAX:
         together = isinstance(waiting[0].command, TOGETHER)
         if not together and batch:
             break
@@ -195,8 +190,11 @@ def next_batch(waiting: deque[Item]) -> list[Item]:
     return batch
 
 
-def hints(batch: Sequence[Item]) -> list[Want]:
-    """The rows that these commands read first. They are loaded together, and not one after the other."""
+def hints(batch: Sequence[Item], work: BatchState, *, careful: bool) -> list[Want]:
+    """The rows that these commands read first. They are loaded together, and not one after the other.
+
+    Ids that this node has just made are new, unless `careful`.
+    """
     wants: list[Want] = []
     queues: dict[PublicKey, int] = {}
     results: dict[PublicKey | None, int] = {}
@@ -208,7 +206,9 @@ def hints(batch: Sequence[Item]) -> list[Want]:
             wants.append(WantTask(command.task_id))
         elif isinstance(command, Accept):
             task, key = command.task, cache_key(command.task)
-            if not command.minted:
+            if command.minted and not careful:
+                work.new_task(task.id)
+            else:
                 wants.append(WantTask(task.id))
             if command.starter is not None:
                 # No task starts before one that waits, also at another node.

@@ -58,9 +58,12 @@ async def _session(dsn: str) -> AsyncIterator[tuple[Connections, asyncpg.Connect
 
 
 async def migrate_database(dsn: str) -> tuple[int, int]:
-    """Returns the schema's level before and after. Raises DatabaseUnusable and WrongSchema."""
-    async with _session(dsn) as (_, connection):
-        return await migrate(connection), LEVEL
+    """Returns the schema's level before and after.
+
+    Raises DatabaseUnusable and WrongSchema, and Unavailable if the database waits for a standby.
+    """
+    async with _session(dsn) as (connections, connection):
+        return await connections.watch_for_standby(migrate(connection)), LEVEL
 
 
 async def mark_restored(dsn: str, by: AgentId, now_ms: int, row_id: str) -> int:

@@ -241,8 +241,7 @@ class Membership:
                     async with self._busy:
                         if self._beat_due or loop.time() - beaten_s >= self._lease_ms / 3_000:
                             self._beat_due = False
-                            async with asyncio.timeout(self._lease_ms / 1_000):
-                                await self._connections.watch_for_standby(self._beat(), self._lease_ms / 1_500)
+                            await self._connections.watch_for_standby(self._beat(), self._lease_ms / 1_500)
                             beaten_s = loop.time()
                         if self._begun_anew:
                             await self._catch_up()
@@ -285,17 +284,18 @@ class Membership:
         self._poll_soon.set()
 
     async def _beat(self) -> None:
-        connection = await self._connect()
-        if await self._send_heartbeat(connection) is None:
-            await self._check_run(connection)
-            return
-        if self.refusal is not None:
-            await self._check_run(connection)
-        for row in await _rows(connection, "lapsed"):
-            await self._fence(connection, row["node"], row["boot"])
-        await self._read_nodes()
-        await self.singletons.reassign(connection, self._joined.boot)
-        await self._on_beat(connection)
+        async with asyncio.timeout(self._lease_ms / 1_000):
+            connection = await self._connect()
+            if await self._send_heartbeat(connection) is None:
+                await self._check_run(connection)
+                return
+            if self.refusal is not None:
+                await self._check_run(connection)
+            for row in await _rows(connection, "lapsed"):
+                await self._fence(connection, row["node"], row["boot"])
+            await self._read_nodes()
+            await self.singletons.reassign(connection, self._joined.boot)
+            await self._on_beat(connection)
 
     async def _send_heartbeat(self, connection: asyncpg.Connection[Any]) -> int | None:
         """Sends the heartbeat; None if this run was declared lost."""
@@ -473,28 +473,27 @@ class Membership:
 
     async def look(self) -> None:
         """Reads the news of everything that other nodes have committed before this call."""
-        with translated():
-            async with self._lent_connection():
-                await self._poll()
+        async with self._lent_connection():
+            await self._poll()
 
     @asynccontextmanager
     async def _lent_connection(self) -> AsyncIterator[asyncpg.Connection[Any]]:
         """Lends the connection to one caller at a time. A connection that failed is not used again."""
-        async with self._busy:
-            try:
-                with lost_if_dropped():
-                    yield await self._connect()
-            except UNAVAILABLE:
-                self._drop()
-                raise
+        with translated(lambda: self.trouble):
+            async with self._busy:
+                try:
+                    with lost_if_dropped():
+                        yield await self._connect()
+                except UNAVAILABLE:
+                    self._drop()
+                    raise
 
     async def wait_acknowledged(self, version: int) -> None:
         """Returns when every living node has this version of the registers, or has lapsed."""
         while True:
-            with translated():
-                async with self._lent_connection() as connection:
-                    await self._send_heartbeat(connection)
-                    await self._notify_nodes()
-                    if not await _value(connection, "behind", version=version):
-                        return
+            async with self._lent_connection() as connection:
+                await self._send_heartbeat(connection)
+                await self._notify_nodes()
+                if not await _value(connection, "behind", version=version):
+                    return
             await asyncio.sleep(ACKNOWLEDGE_S)

@@ -67,7 +67,7 @@ async def open_postgres_ledger(
         try:
             if durability == "fsync":
                 await check_durability(connection)
-            await migrate(connection)
+            await connections.watch_for_standby(migrate(connection))
             await check_tasks(connection)
             if lost_path is not None:
                 await check_lost_commits(connection, lost_path)
