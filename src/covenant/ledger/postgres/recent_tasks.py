@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
+from copy import copy
 from itertools import islice
 from typing import Final
 
@@ -34,7 +35,7 @@ class RecentTasks:
     def get(self, task_id: TaskId) -> tuple[Entry, Slot] | None:
         """The entry, and a copy of its slot, which the batch may change."""
         known = self._tasks.get(task_id)
-        return (known[0], known[1].copy()) if known is not None else None
+        return (known[0], copy(known[1])) if known is not None else None
 
     def clear(self) -> None:
         self._tasks.clear()
@@ -118,7 +119,7 @@ class RecentTasks:
         rows = list(islice(line.items(), count))
         for _, task_id in rows:
             entry, slot = self._tasks[task_id]
-            work.load_entry(task_id, entry, slot.copy())
+            work.load_entry(task_id, entry, copy(slot))
         return rows, len(rows) + (len(rows) == len(line))
 
 
