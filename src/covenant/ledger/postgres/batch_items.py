@@ -190,12 +190,12 @@ def next_batch(waiting: deque[Item], count: int) -> list[Item]:
     return batch
 
 
-def hints(batch: Sequence[Item], work: BatchState, *, careful: bool) -> list[Want]:
+def hints(batch: Sequence[Item], work: BatchState, *, careful: bool) -> list[Want[Any]]:
     """The rows that these commands read first. They are loaded together, and not one after the other.
 
     Ids that this node has just made are new, unless `careful`.
     """
-    wants: list[Want] = []
+    wants: list[Want[Any]] = []
     queues: dict[PublicKey, int] = {}
     results: dict[PublicKey | None, int] = {}
     for item in batch:

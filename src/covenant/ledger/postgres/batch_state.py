@@ -41,6 +41,7 @@ from covenant.ledger.machine.view import Account, Archived, Remembered
 from covenant.ledger.postgres.cache_rows import SharedRows
 from covenant.ledger.postgres.counters import ALL, KEPT_BYTES, Counters, contribution
 from covenant.ledger.postgres.missing_rows import (
+    LoadedRows,
     Missing,
     WantBody,
     WantDue,
@@ -89,12 +90,12 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
         turns: dict[str, int],
         used: Callable[[TaskId], dict[str, Any] | None] | None = None,
     ) -> None:
-        RegisterView.__init__(self)
+        LoadedRows.__init__(self)
+        RegisterView.__init__(self, registers)
         SharedRows.__init__(self)
         PushRows.__init__(self)
         PeerRows.__init__(self)
         self.limits = limits
-        self.registers = registers
         self.base = base
         """The counts before this batch."""
         self.counts = Counters()
@@ -108,14 +109,8 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
         self.slots: dict[TaskId, Slot] = {}
         self._archived: dict[TaskId, Archived | None] = {}
         self._erased: set[TaskId] = set()
-        self._bodies: dict[TaskId, Task] = {}
         self._queues: dict[PublicKey, QueueHead] = {}
-        self._recipients: dict[str, int] | None = None
         self._results: dict[PublicKey | None, QueueHead] = {}
-        self._leases: list[TaskId] | None = None
-        self._due: list[TaskId] | None = None
-        self._orphans: list[TaskId] | None = None
-        self._requests: dict[RequestKey, Remembered | None] = {}
         # The changes to write.
         self.moved: dict[TaskId, None] = {}
         self.events: list[tuple[int, int, int, int, str, str]] = []
@@ -162,10 +157,7 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
         if slot is not None:
             self.slots[task_id] = slot
         if archived is not None and archived.task is not None:
-            self._bodies[task_id] = archived.task
-
-    def load_body(self, task_id: TaskId, task: Task) -> None:
-        self._bodies[task_id] = task
+            self.load(WantBody(task_id), archived.task)
 
     def new_task(self, task_id: TaskId) -> None:
         """Notes that a new id belongs to no task yet."""
@@ -175,28 +167,13 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
     def load_queue(self, recipient: PublicKey, rows: Sequence[tuple[int, TaskId]], limit: int) -> None:
         self._queues.setdefault(recipient, QueueHead()).load(rows, limit)
 
-    def load_recipients(self, recipients: dict[str, int]) -> None:
-        self._recipients = recipients
-
     def load_results(self, sender: PublicKey | None, rows: Sequence[tuple[int, TaskId]], limit: int) -> None:
         self._results.setdefault(sender, QueueHead()).load(rows, limit)
-
-    def load_leases(self, task_ids: list[TaskId]) -> None:
-        self._leases = task_ids
-
-    def load_due(self, task_ids: list[TaskId]) -> None:
-        self._due = task_ids
 
     def load_erased(self, task_id: TaskId) -> None:
         """Notes that only the id of a task is left."""
         self.load_archived(task_id, None, None)
         self._erased.add(task_id)
-
-    def load_orphans(self, task_ids: list[TaskId]) -> None:
-        self._orphans = task_ids
-
-    def load_request(self, key: RequestKey, remembered: Remembered | None) -> None:
-        self._requests.setdefault(key, remembered)
 
     # Reads of decisions
 
@@ -216,10 +193,7 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
     def task(self, entry: Entry) -> Task | None:
         if not entry.body_on_disk:
             return entry.task
-        task = self._bodies.get(entry.task.id)
-        if task is None:
-            raise Missing(WantBody(entry.task.id))
-        return task
+        return self.loaded(WantBody(entry.task.id))
 
     def _known(self, task_ids: Sequence[TaskId]) -> list[Entry]:
         missing = [WantTask(task_id) for task_id in task_ids if self.entries.get(task_id) is None]
@@ -238,10 +212,8 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
 
     def _queued_in_turn(self, count: int) -> Sequence[Entry]:
         """The oldest task of each recipient, then the second of each, and so on."""
-        if self._recipients is None:
-            raise Missing(WantRecipients())
-        order = sorted(self._recipients, key=lambda each: max(self._turns.get(each, 0), self._recipients[each]))  # type: ignore[index]
-        order = order[:count]
+        recipients = self.loaded(WantRecipients())
+        order = sorted(recipients, key=lambda each: max(self._turns.get(each, 0), recipients[each]))[:count]
         each_count = count if len(order) * count <= IN_TURN_MAX else 1
         lanes, missing = [], []
         for recipient in map(PublicKey, order):
@@ -283,17 +255,15 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
         return self.base.get(kind, lane) + self.counts.get(kind, lane)
 
     def leases(self) -> Iterator[Entry]:
-        if self._leases is None:
-            raise Missing(WantLeases(LOOK_MAX))
-        return iter(self._known(self._leases))
+        task_ids = self.loaded(WantLeases(LOOK_MAX))
+        return iter(self._known(task_ids))
 
     def due(self, now_ms: int, count: int, ages: Ages) -> Sequence[Entry]:
         """Due tasks, at most one of a cache key at a time: settling one may change the others."""
-        if self._due is None:
-            raise Missing(WantDue(BIGINT_MAX, LOOK_MAX) if ages.steps else WantDue(now_ms, count))
+        task_ids = self.loaded(WantDue(BIGINT_MAX, LOOK_MAX) if ages.steps else WantDue(now_ms, count))
         keys: set[CacheKey] = set()
         found: list[Entry] = []
-        for entry in self._known(self._due):
+        for entry in self._known(task_ids):
             moment_ms, key = entry.due_at_ms(now_ms, ages), entry.cache_key
             if moment_ms is None or moment_ms > now_ms or key in keys:
                 continue
@@ -306,9 +276,7 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
         return self._used(task_id) if self._used is not None else None
 
     def orphans(self, count: int) -> Sequence[Entry]:
-        if self._orphans is None:
-            raise Missing(WantOrphans(count))
-        return self._known(self._orphans[:count])
+        return self._known(self.loaded(WantOrphans(count))[:count])
 
     def forgettable(self, now_ms: int, count: int, ages: Ages) -> Sequence[Entry]:
         found: list[Entry] = []
@@ -319,10 +287,7 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
         return found
 
     def remembered(self, verb: str, holder: PublicKey, request_id: str) -> Remembered | None:
-        key = (verb, holder, request_id)
-        if key not in self._requests:
-            raise Missing(WantRequest(*key))
-        return self._requests[key]
+        return self.loaded(WantRequest(verb, holder, request_id))
 
     # Changes
 
@@ -427,7 +392,7 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
             self.end_pushes(task_id, new.generation)
         elif kind in _GIVES and isinstance(event, (TaskLeased, ResultDrained)) and event.request_id is not None:
             key, remembered = effects.request_given(event, new)
-            self._remember(key, effects.merge_remembered(self._requests.get(key), remembered))
+            self._remember(key, effects.merge_remembered(self.if_loaded(WantRequest(*key)), remembered))
         if new.state is DRAINED:
             self.counts.count("resolved", ALL, new.events)
             self.counts.count(KEPT_BYTES, new.task.tenant or ALL, slot.size)
@@ -458,8 +423,8 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
             # This task is not counted yet: a recipient that had none comes last.
             if self._count("queued", recipient) <= 0:
                 self._turns[recipient] = self.next_place()
-            if self._recipients is not None:
-                self._recipients.setdefault(recipient, slot.place)
+            if (recipients := self.if_loaded(WantRecipients())) is not None:
+                recipients.setdefault(recipient, slot.place)
         elif after is SETTLED:
             assert slot.settled_place is not None
             put_in(self.results_in, self.results_out, (sender, slot.settled_place), slot.no)
@@ -479,9 +444,10 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
         self.counts.change(before, after)
 
     def _remember(self, key: RequestKey, remembered: Remembered) -> None:
-        if self._requests.get(key) is None:
+        want = WantRequest(*key)
+        if self.if_loaded(want) is None:
             self.requests_new[key] = None
             self.counts.count("requests", ALL, 1)
         place = self.requests_put[key][0] if key in self.requests_put else self.next_place()
-        self._requests[key] = remembered
+        self.load(want, remembered)
         self.requests_put[key] = (place, remembered)

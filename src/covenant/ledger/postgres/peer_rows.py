@@ -22,6 +22,7 @@ from covenant.ledger.machine.events import (
 )
 from covenant.ledger.postgres.counters import ALL, Counters
 from covenant.ledger.postgres.missing_rows import (
+    LoadedRows,
     Missing,
     WantDelegation,
     WantEndedFirst,
@@ -58,7 +59,7 @@ def _text(value: Any) -> str:
     return _encode(value).decode()
 
 
-class PeerRows:
+class PeerRows(LoadedRows):
     registers: Registers
     counts: Counters
     base: Counters
@@ -67,11 +68,7 @@ class PeerRows:
     def __init__(self) -> None:
         self._delegations: dict[DelegationKey, Delegation | None] = {}
         self._of_peer: dict[InstanceId, None] = {}
-        self._live_counts: dict[InstanceId, int] = {}
-        self._ended_first: tuple[DelegationKey | None] | None = None
         self._outbox: dict[DelegationKey, dict[int, OutboxMessage]] = {}
-        self._envelopes: dict[tuple[InstanceId, str], bool] = {}
-        self._envelope_counts: dict[InstanceId, int] = {}
         self.peer_writes: list[Write] = []
         self.heard: dict[InstanceId, int] = {}
 
@@ -86,34 +83,10 @@ class PeerRows:
         for message in messages:
             self._outbox.setdefault(message.delegation, {})[message.seq] = message
 
-    def load_live_count(self, peer: InstanceId, count: int) -> None:
-        self._live_counts[peer] = count
-
-    def load_ended_first(self, key: DelegationKey | None) -> None:
-        self._ended_first = (key,)
-
     def load_outbox(self, key: DelegationKey, messages: Sequence[OutboxMessage]) -> None:
         self._outbox[key] = {message.seq: message for message in messages}
 
-    def load_envelope(self, sender: InstanceId, jti: str, *, taken: bool) -> None:
-        self._envelopes[sender, jti] = taken
-
-    def load_envelope_count(self, sender: InstanceId, count: int) -> None:
-        self._envelope_counts[sender] = count
-
     # Reads of decisions
-
-    def peer(self, peer_id: InstanceId) -> Peer | None:
-        return self.registers.peer(peer_id)
-
-    def peer_named(self, name: str) -> Peer | None:
-        return self.registers.peer_named(name)
-
-    def peer_count(self) -> int:
-        return len(self.registers.peers)
-
-    def token_revoked(self, token_id: str) -> bool:
-        return self.registers.token_revoked(token_id)
 
     def delegation(self, key: DelegationKey) -> Delegation | None:
         if key not in self._delegations:
@@ -121,17 +94,13 @@ class PeerRows:
         return self._delegations[key]
 
     def delegations_live_count(self, peer: InstanceId) -> int:
-        if peer not in self._live_counts:
-            raise Missing(WantLiveDelegations(peer))
-        return self._live_counts[peer]
+        return self.loaded(WantLiveDelegations(peer))
 
     def delegations_ended_count(self) -> int:
         return self.base.get("delegations_ended") + self.counts.get("delegations_ended")
 
     def delegation_ended_first(self) -> DelegationKey | None:
-        if self._ended_first is None:
-            raise Missing(WantEndedFirst())
-        return self._ended_first[0]
+        return self.loaded(WantEndedFirst())
 
     def _waiting(self, key: DelegationKey) -> dict[int, OutboxMessage]:
         if key not in self._outbox:
@@ -151,14 +120,10 @@ class PeerRows:
         return next(reversed(self._waiting(key).values()), None)
 
     def envelope_taken(self, sender: InstanceId, jti: str) -> bool:
-        if (sender, jti) not in self._envelopes:
-            raise Missing(WantEnvelope(sender, jti))
-        return self._envelopes[sender, jti]
+        return self.loaded(WantEnvelope(sender, jti))
 
     def envelope_count(self, sender: InstanceId) -> int:
-        if sender not in self._envelope_counts:
-            raise Missing(WantEnvelopeCount(sender))
-        return self._envelope_counts[sender]
+        return self.loaded(WantEnvelopeCount(sender))
 
     # Changes
 
@@ -293,7 +258,7 @@ class PeerRows:
         self.peer_writes.append(
             ("envelope", {"sender": envelope.sender, "jti": envelope.jti, "until_ms": envelope.until_ms})
         )
-        self._envelopes[envelope.sender, envelope.jti] = True
+        self.load(WantEnvelope(envelope.sender, envelope.jti), rows=True)
         if self.registers.peer(envelope.sender) is not None:
             self.heard[envelope.sender] = ts_ms
             self.peer_writes.append(("heard", {"peer": envelope.sender, "heard_at_ms": ts_ms}))
