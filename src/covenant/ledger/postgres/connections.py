@@ -174,6 +174,11 @@ class Connections:
         """The rows of a named statement of a file."""
         return await self.fetch(statement(file, name), values)
 
+    async def value(self, file: str, name: str, /, **values: Any) -> Any:
+        """The first column of the first row; None if there is no row."""
+        found = await self.rows(file, name, **values)
+        return next(iter(found[0].values())) if found else None
+
     async def execute(self, text: str, timeout_s: float) -> None:
         assert self._readers is not None
         with translated():

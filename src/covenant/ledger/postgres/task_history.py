@@ -9,7 +9,6 @@ from functools import partial
 from operator import index
 from typing import Any, Final
 
-import asyncpg
 import msgspec
 
 from covenant.ledger.contract.retention import Erased, EraseTasks
@@ -47,7 +46,7 @@ from covenant.ledger.machine.events import (
     TurnEnded,
 )
 from covenant.ledger.machine.states import State
-from covenant.ledger.postgres.connections import Connections, fetch_rows, fetch_value
+from covenant.ledger.postgres.connections import Connections, fetch_rows
 from covenant.ledger.postgres.found_rows import TABLES, walks_in_context
 from covenant.ledger.postgres.sql import Statement, statements
 from covenant.ledger.postgres.stored_task import (
@@ -76,7 +75,7 @@ PAGE_BYTES_MAX: Final = 2 * 1024 * 1024
 """Beyond this size no further task is put on a page. A page has at least one, however large."""
 _END: Final = (1 << 63) - 1
 
-_rows = partial(fetch_rows, "history")
+_fetch = partial(fetch_rows, "history")
 _token = re.compile(r"([0-9a-f]{1,15})-([0-9a-f]{1,16})").fullmatch
 _FILTERS: Final = {
     "sender": "sender = :sender",
@@ -119,31 +118,17 @@ _KINDS: Final = {
 }
 
 
-class History:
-    def __init__(self, connections: Connections) -> None:
-        self._connections = connections
-        self.erased_callbacks: list[Callable[[], None]] = []
-        self.erased_count: int | None = None
-        """The change of the counts by erasures, as last seen."""
+class TaskReads:
+    _connections: Connections
+    now_ms: Callable[[], int]
 
-    async def look_for_erasure(self, connection: asyncpg.Connection[Any]) -> None:
-        """Notices erasures by other daemons: they are no batches of a writer, so no news report them."""
-        known, self.erased_count = self.erased_count, await fetch_value("history", connection, "erased")
-        if known != self.erased_count:
-            self.notify_erased()
-
-    def notify_erased(self) -> None:
-        for callback in self.erased_callbacks:
-            callback()
-
-    async def rows(self, name: str, **values: Any) -> Sequence[Row]:
+    async def _rows(self, name: str, **values: Any) -> Sequence[Row]:
         return await self._connections.rows("history", name, **values)
 
-    async def value(self, name: str, **values: Any) -> Any:
-        found = await self.rows(name, **values)
-        return next(iter(found[0].values())) if found else None
+    async def _value(self, name: str, **values: Any) -> Any:
+        return await self._connections.value("history", name, **values)
 
-    async def erase(self, which: EraseTasks) -> Erased:
+    async def _erase(self, which: EraseTasks) -> Erased:
         """Erases by one statement. The ids stay."""
         query = Statement(statements("history")["erase"].format(condition=erased_condition(which)))
         values = {
@@ -159,24 +144,24 @@ class History:
         return Erased(tasks=found["tasks"], bytes=found["bytes"], after_no=found["last_no"] if more else 0, more=more)
 
     async def entry(self, task_id: TaskId) -> Entry | None:
-        found = await self.rows("entry", task_id=task_id)
+        found = await self._rows("entry", task_id=task_id)
         if not found:
             return None
         return decode_entry(found[0]).with_body(decode_task(found[0]["task_body"]))
 
     async def parties(self, task_id: TaskId) -> Parties | None:
-        found = await self.value("parties", task_id=task_id)
+        found = await self._value("parties", task_id=task_id)
         if found is None:
             return None
         task = decode_task(found)
         return Parties(sender=task.sender, recipient=task.recipient, tenant=task.tenant)
 
     async def tenants_of(self, task_ids: Collection[TaskId]) -> Mapping[TaskId, str | None]:
-        rows = await self.rows("tenants_of", task_ids=list(task_ids)) if task_ids else ()
+        rows = await self._rows("tenants_of", task_ids=list(task_ids)) if task_ids else ()
         return {TaskId(row["task_id"]): row["tenant"] for row in rows}
 
-    async def steps(self, task_id: TaskId, after: int, limit: int, scope: TaskScope = ANY) -> tuple[Step, ...]:
-        rows = await self.rows(
+    async def _read_steps(self, task_id: TaskId, after: int, limit: int, scope: TaskScope = ANY) -> tuple[Step, ...]:
+        rows = await self._rows(
             "steps",
             task_id=task_id,
             after=min(after, (1 << 31) - 1),
@@ -187,10 +172,10 @@ class History:
         )
         return _steps(rows)
 
-    async def queue(self, query: QueueQuery, now_ms: int) -> Queue:
+    async def queue(self, query: QueueQuery) -> Queue:
         age_ms, within_ms = query.min_lease_age_ms, query.deadline_within_ms
-        state = query.state_filter
-        rows = await self.rows(
+        state, now_ms = query.state_filter, self.now_ms()
+        rows = await self._rows(
             "queue",
             viewer=query.viewer,
             count=query.limit,
@@ -199,32 +184,32 @@ class History:
             due_by=None if within_ms is None else now_ms + within_ms,
             bytes_max=READ_BYTES_MAX,
         )
-        results = await self.rows("waiting_results", viewer=query.viewer, count=query.limit, bytes_max=READ_BYTES_MAX)
+        results = await self._rows("waiting_results", viewer=query.viewer, count=query.limit, bytes_max=READ_BYTES_MAX)
         return Queue(tuple(map(_queue_entry, rows)), tuple(decode_result(row["body"]) for row in results))
 
     async def recent_tasks(self, viewer: PublicKey | None, limit: int) -> Sequence[Task]:
-        rows = await self.rows("recent_tasks", viewer=viewer, count=limit, bytes_max=READ_BYTES_MAX)
+        rows = await self._rows("recent_tasks", viewer=viewer, count=limit, bytes_max=READ_BYTES_MAX)
         return tuple(decode_task(row["body"]) for row in rows)
 
     async def recent_results(self, viewer: PublicKey | None, limit: int) -> Sequence[Result]:
-        rows = await self.rows("recent_results", viewer=viewer, count=limit, bytes_max=READ_BYTES_MAX)
+        rows = await self._rows("recent_results", viewer=viewer, count=limit, bytes_max=READ_BYTES_MAX)
         return tuple(decode_result(row["body"]) for row in rows)
 
-    async def of_tenant(self, tenant: str, limit: int, *, simple: bool) -> Sequence[TaskRow]:
-        rows = await self.rows("of_tenant", tenant=tenant, count=limit, simple=simple)
+    async def of_tenant(self, tenant: str, limit: int, *, simple: bool = False) -> Sequence[TaskRow]:
+        rows = await self._rows("of_tenant", tenant=tenant, count=limit, simple=simple)
         return tuple(map(_task_row, rows))
 
     async def show(
         self, task_id: TaskId, viewer: PublicKey | None, updates_max: int, after: int | None = None
     ) -> TaskDetail | None:
         async with self._connections.snapshot() as db:
-            found = await _rows(db, "task", task_id=task_id, viewer=viewer)
+            found = await _fetch(db, "task", task_id=task_id, viewer=viewer)
             if not found:
                 return None
             row = found[0]
             until = after + updates_max if after is not None else row["generation"]
-            updates = await _rows(db, "updates", no=row["no"], count=updates_max, after=after or 0, until=until)
-            handovers = await _rows(db, "handovers", no=row["no"])
+            updates = await _fetch(db, "updates", no=row["no"], count=updates_max, after=after or 0, until=until)
+            handovers = await _fetch(db, "handovers", no=row["no"])
         rest = decode_rest(row["rest"])
         return TaskDetail(
             task=decode_task(row["task_body"]),
@@ -245,20 +230,20 @@ class History:
     async def tree(self, root: TaskId, viewer: PublicKey | None) -> TreeNode:
         """A task's tree, level by level, within the bounds of depth, number and size."""
         async with self._connections.snapshot() as db:
-            rows = list(await _rows(db, "task", task_id=root, viewer=viewer))
+            rows = list(await _fetch(db, "task", task_id=root, viewer=viewer))
             seen, level = {root, *(row["task_id"] for row in rows)}, [root]
             for _ in range(TREE_DEPTH_MAX):
                 left = TREE_NODES_MAX - len(rows)
                 if not level or left <= 0:
                     break
-                found = await _rows(db, "children", parents=level, viewer=viewer, count=left)
+                found = await _fetch(db, "children", parents=level, viewer=viewer, count=left)
                 new = [row for row in found if row["task_id"] not in seen]
                 level = [row["task_id"] for row in new]
                 seen.update(level)
                 rows += new
             known = list(map(_tree_row, _first_fitting(rows)))
             remote = [row["no"] for row, each in zip(rows, known, strict=False) if each.remote is not None]
-            noted = await _rows(db, "remote_notes", nos=remote) if remote else ()
+            noted = await _fetch(db, "remote_notes", nos=remote) if remote else ()
         notes = {row["no"]: note for row in noted if (note := _remote_note(row["body"])) is not None}
         numbers = {row["task_id"]: row["no"] for row in rows}
         known = [msgspec.structs.replace(each, remote_note=notes.get(numbers[each.task_id])) for each in known]
@@ -271,16 +256,16 @@ class History:
             rows = await db.fetch(page.text, *page.values(values))
             if query.sender is None and query.context_id is None and query.moved_since_ms is None:
                 states = [query.state] if query.state is not None else _LISTED_STATES
-                (counted,) = await _rows(db, "listed_total", lanes=[f"{query.recipient} {each}" for each in states])
+                (counted,) = await _fetch(db, "listed_total", lanes=[f"{query.recipient} {each}" for each in states])
                 count = counted["total"]
             else:
                 count = await db.fetchval(total.text, *total.values(values))
             nos = [row["no"] for row in rows[: query.limit]]
             sizes = {
-                row["no"]: row["size"] for row in await _rows(db, "page_sizes", nos=nos, artifacts=query.artifacts)
+                row["no"]: row["size"] for row in await _fetch(db, "page_sizes", nos=nos, artifacts=query.artifacts)
             }
             shown = _fitting(nos, sizes)
-            stored = await _rows(db, "page_steps", nos=shown, artifacts=query.artifacts)
+            stored = await _fetch(db, "page_steps", nos=shown, artifacts=query.artifacts)
         steps: defaultdict[int, list[Row]] = defaultdict(list)
         for row in stored:
             steps[row["no"]].append(row)
