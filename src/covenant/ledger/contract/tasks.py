@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
@@ -11,6 +12,8 @@ import msgspec
 from covenant.ledger.contract import Commits
 from covenant.ledger.contract.task_query import FoundPage, QueueDepth, TaskCounts, TaskQuery
 from covenant.ledger.machine.entry import Entry
+from covenant.ledger.machine.states import LEASED
+from covenant.model.errors import InvalidParams
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
 from covenant.model.push import Push
 from covenant.model.task import Result, Task
@@ -19,6 +22,14 @@ from covenant.model.usage import add_usage, read_usage, usage_in
 
 READ_BYTES_MAX: Final = 8 << 20
 """Above this size no further task or result is read for one answer. An answer has at least one, however large."""
+PAGE_BYTES_MAX: Final = 2 * 1024 * 1024
+"""Beyond this size no further task is put on a page. A page has at least one, however large."""
+LEASES_SHOWN_MAX: Final = 1_000
+TREE_DEPTH_MAX: Final = 64
+TREE_NODES_MAX: Final = 10_000
+TREE_BYTES_MAX: Final = 64 << 20
+_END: Final = (1 << 63) - 1
+_page_token: Final = re.compile(r"([0-9a-f]{1,15})-([0-9a-f]{1,16})").fullmatch
 
 
 class QueueEntry(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
@@ -33,6 +44,23 @@ class QueueEntry(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defau
     leased_at_ms: int | None = None
     renewed_at_ms: int | None = None
     holder_lost: bool = False
+
+
+def queue_entry(entry: Entry, *, holder_lost: bool) -> QueueEntry:
+    line = QueueEntry(
+        state=entry.state.wire_name, task=entry.task, attempt=entry.attempt, created_at_ms=entry.accepted_at_ms
+    )
+    lease = entry.lease
+    if entry.state is not LEASED or lease is None:
+        return line
+    return msgspec.structs.replace(
+        line,
+        lease_id=lease.lease_id,
+        leased_to=lease.leased_to,
+        leased_at_ms=lease.leased_at_ms,
+        renewed_at_ms=lease.renewed_at_ms or None,
+        holder_lost=holder_lost,
+    )
 
 
 class QueueQuery(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -73,6 +101,21 @@ class Listing(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     tasks: tuple[tuple[Step, ...], ...]
     total: int
     next: str
+
+
+def page_token(updated_at_ms: int, no: int) -> str:
+    """The end of a page of a listing: the time of its last task, and that task's number."""
+    return f"{updated_at_ms:x}-{no:x}"
+
+
+def read_page_token(token: str) -> tuple[int, int]:
+    """The time and the number before which the page begins. Raises InvalidParams."""
+    if not token:
+        return _END, _END
+    found = _page_token(token)
+    if found is None:
+        raise InvalidParams("pageToken", "give the nextPageToken of the page before, or none")
+    return int(found[1], 16), min(int(found[2], 16), _END)
 
 
 class TaskScope(msgspec.Struct, frozen=True, gc=False, kw_only=True):

@@ -36,12 +36,12 @@ from covenant.ledger.contract.tasks import (
     ListQuery,
     Parties,
     Queue,
-    QueueEntry,
     QueueQuery,
     TaskDetail,
     TaskRow,
     TaskScope,
     TreeNode,
+    queue_entry,
 )
 from covenant.ledger.embedded.archive.archive import Archive
 from covenant.ledger.embedded.archive.history import History
@@ -304,7 +304,8 @@ def live_queue(state: LedgerState, query: QueueQuery, now_ms: int, alive: Alive)
     waiting = (entry for entry in _waiting(state) if _matches(entry, query, now_ms))
     chosen = islice(chain(nsmallest(query.limit, leased, rank), queued, waiting), query.limit)
     results = live_results(state, query.viewer, query.limit, newest_first=False)
-    return Queue(tuple(_queue_entry(entry, alive) for entry in chosen), tuple(results))
+    lines = tuple(queue_entry(entry, holder_lost=entry.holder_lost(alive)) for entry in chosen)
+    return Queue(lines, tuple(results))
 
 
 def live_page(state: LedgerState, query: TaskQuery, alive: Alive) -> FoundPage:
@@ -407,23 +408,6 @@ def _matches(entry: Entry, query: QueueQuery, now_ms: int) -> bool:
     if within_ms is not None and (entry.deadline_ms is None or entry.deadline_ms > now_ms + within_ms):
         return False
     return _has_part(entry, query.viewer)
-
-
-def _queue_entry(entry: Entry, alive: Alive) -> QueueEntry:
-    line = QueueEntry(
-        state=entry.state.wire_name, task=entry.task, attempt=entry.attempt, created_at_ms=entry.accepted_at_ms
-    )
-    lease = entry.lease
-    if entry.state is not LEASED or lease is None:
-        return line
-    return msgspec.structs.replace(
-        line,
-        lease_id=lease.lease_id,
-        leased_to=lease.leased_to,
-        leased_at_ms=lease.leased_at_ms,
-        renewed_at_ms=lease.renewed_at_ms or None,
-        holder_lost=entry.holder_lost(alive),
-    )
 
 
 def _lease_record(entry: Entry) -> LeaseRecord | None:

@@ -6,6 +6,7 @@ decided, so that each command is decided on top of those before it. Nothing here
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -43,6 +44,7 @@ from covenant.ledger.postgres.counters import ALL, KEPT_BYTES, Counters, contrib
 from covenant.ledger.postgres.missing_rows import (
     LoadedRows,
     Missing,
+    Want,
     WantBody,
     WantDue,
     WantLeases,
@@ -109,8 +111,8 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
         self.slots: dict[TaskId, Slot] = {}
         self._archived: dict[TaskId, Archived | None] = {}
         self._erased: set[TaskId] = set()
-        self._queues: dict[PublicKey, QueueHead] = {}
-        self._results: dict[PublicKey | None, QueueHead] = {}
+        self._queues: defaultdict[PublicKey, QueueHead] = defaultdict(QueueHead)
+        self._results: defaultdict[PublicKey | None, QueueHead] = defaultdict(QueueHead)
         # The changes to write.
         self.moved: dict[TaskId, None] = {}
         self.events: list[tuple[int, int, int, int, str, str]] = []
@@ -165,10 +167,10 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
         self._archived.setdefault(task_id, None)
 
     def load_queue(self, recipient: PublicKey, rows: Sequence[tuple[int, TaskId]], limit: int) -> None:
-        self._queues.setdefault(recipient, QueueHead()).load(rows, limit)
+        self._queues[recipient].load(rows, limit)
 
     def load_results(self, sender: PublicKey | None, rows: Sequence[tuple[int, TaskId]], limit: int) -> None:
-        self._results.setdefault(sender, QueueHead()).load(rows, limit)
+        self._results[sender].load(rows, limit)
 
     def load_erased(self, task_id: TaskId) -> None:
         """Notes that only the id of a task is left."""
@@ -204,10 +206,12 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
     def queued(self, recipient: PublicKey | None, count: int) -> Sequence[Entry]:
         if recipient is None:
             return self._queued_in_turn(count)
-        lane = self._queues.setdefault(recipient, QueueHead())
-        found = lane.first(count)
+        return self._first(self._queues[recipient], count, lambda wanted: WantQueue(recipient, wanted))
+
+    def _first(self, head: QueueHead, count: int, want: Callable[[int], Want[None]]) -> Sequence[Entry]:
+        found = head.first(count)
         if found is None:
-            raise Missing(WantQueue(recipient, lane.wanted(count)))
+            raise Missing(want(head.wanted(count)))
         return self._known(found)
 
     def _queued_in_turn(self, count: int) -> Sequence[Entry]:
@@ -217,7 +221,7 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
         each_count = count if len(order) * count <= IN_TURN_MAX else 1
         lanes, missing = [], []
         for recipient in map(PublicKey, order):
-            lane = self._queues.setdefault(recipient, QueueHead())
+            lane = self._queues[recipient]
             found = lane.first(each_count)
             if found is None:
                 missing.append(WantQueue(recipient, lane.wanted(each_count)))
@@ -239,11 +243,7 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
         return account
 
     def settled(self, sender: PublicKey | None, count: int) -> Sequence[Entry]:
-        lane = self._results.setdefault(sender, QueueHead())
-        found = lane.first(count)
-        if found is None:
-            raise Missing(WantResults(sender, lane.wanted(count)))
-        return self._known(found)
+        return self._first(self._results[sender], count, lambda wanted: WantResults(sender, wanted))
 
     def settled_count(self, sender: PublicKey) -> int:
         return self._count("settled", sender)
@@ -279,12 +279,7 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
         return self._known(self.loaded(WantOrphans(count))[:count])
 
     def forgettable(self, now_ms: int, count: int, ages: Ages) -> Sequence[Entry]:
-        found: list[Entry] = []
-        for entry in self.settled(None, count):
-            if ages.age_ms(entry.updated_at_ms, now_ms) <= self.limits.retention_ms:
-                break
-            found.append(entry)
-        return found
+        return effects.forgettable(self.settled(None, count), self.limits.retention_ms, now_ms, ages)
 
     def remembered(self, verb: str, holder: PublicKey, request_id: str) -> Remembered | None:
         return self.loaded(WantRequest(verb, holder, request_id))
@@ -407,19 +402,19 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
             return
         if before is QUEUED:
             take_out(self.queue_in, self.queue_out, (recipient, slot.place))
-            self._queues.setdefault(recipient, QueueHead()).leave(slot.place)
+            self._queues[recipient].leave(slot.place)
             self._turns[recipient] = self.next_place()
         elif before is SETTLED:
             assert slot.settled_place is not None
             take_out(self.results_in, self.results_out, (sender, slot.settled_place))
             for lane in (sender, None):
-                self._results.setdefault(lane, QueueHead()).leave(slot.settled_place)
+                self._results[lane].leave(slot.settled_place)
         if after is QUEUED:
             # A task that goes first returns to its place: no queued task was before it.
             if before is not None and not effects.goes_first(event):
                 slot.place = queue_place(self.next_place(), new.task.priority)
             put_in(self.queue_in, self.queue_out, (recipient, slot.place), slot.no)
-            self._queues.setdefault(recipient, QueueHead()).enter(slot.place, task_id)
+            self._queues[recipient].enter(slot.place, task_id)
             # This task is not counted yet: a recipient that had none comes last.
             if self._count("queued", recipient) <= 0:
                 self._turns[recipient] = self.next_place()
@@ -429,7 +424,7 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
             assert slot.settled_place is not None
             put_in(self.results_in, self.results_out, (sender, slot.settled_place), slot.no)
             for lane in (sender, None):
-                self._results.setdefault(lane, QueueHead()).enter(slot.settled_place, task_id)
+                self._results[lane].enter(slot.settled_place, task_id)
 
     def _recount(self, task_id: TaskId, old: Entry | None) -> None:
         """After a command: replaces a task's earlier counts by its present ones."""

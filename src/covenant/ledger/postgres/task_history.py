@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from operator import index
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from covenant.ledger.contract.retention import Erased, EraseTasks
 from covenant.ledger.contract.tasks import (
     ANY,
+    LEASES_SHOWN_MAX,
+    PAGE_BYTES_MAX,
     READ_BYTES_MAX,
+    TREE_BYTES_MAX,
+    TREE_DEPTH_MAX,
+    TREE_NODES_MAX,
     LeaseRecord,
     Listing,
     ListQuery,
@@ -29,6 +33,9 @@ from covenant.ledger.contract.tasks import (
     TreeRow,
     UpdateRecord,
     build_tree,
+    page_token,
+    queue_entry,
+    read_page_token,
 )
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import (
@@ -62,21 +69,13 @@ from covenant.ledger.postgres.stored_task import (
 )
 from covenant.ledger.postgres.tenant_rows import erased_condition
 from covenant.ledger.watchers import step_of
-from covenant.model.errors import InvalidParams
 from covenant.model.ids import PublicKey, TaskId
 from covenant.model.task import DELEGATION, Result, Task
 from covenant.model.task_event import Ended, StatusUpdate, Step
 
-LEASES_SHOWN_MAX: Final = 1_000
-TREE_DEPTH_MAX: Final = 64
-TREE_NODES_MAX: Final = 10_000
-TREE_BYTES_MAX: Final = 64 << 20
-PAGE_BYTES_MAX: Final = 2 * 1024 * 1024
-"""Beyond this size no further task is put on a page. A page has at least one, however large."""
-_END: Final = (1 << 63) - 1
+T = TypeVar("T")
 
 _fetch = partial(fetch_rows, "history")
-_token = re.compile(r"([0-9a-f]{1,15})-([0-9a-f]{1,16})").fullmatch
 _FILTERS: Final = {
     "sender": "sender = :sender",
     "state": "a2a_state = :state",
@@ -127,6 +126,9 @@ class TaskReads:
 
     async def _value(self, name: str, **values: Any) -> Any:
         return await self._connections.value("history", name, **values)
+
+    async def _bodies(self, decode: Callable[[str], T], name: str, **values: Any) -> tuple[T, ...]:
+        return tuple([decode(row["body"]) for row in await self._rows(name, **values)])
 
     async def _erase(self, which: EraseTasks) -> Erased:
         """Erases by one statement. The ids stay."""
@@ -184,16 +186,15 @@ class TaskReads:
             due_by=None if within_ms is None else now_ms + within_ms,
             bytes_max=READ_BYTES_MAX,
         )
-        results = await self._rows("waiting_results", viewer=query.viewer, count=query.limit, bytes_max=READ_BYTES_MAX)
-        return Queue(tuple(map(_queue_entry, rows)), tuple(decode_result(row["body"]) for row in results))
+        waiting = {"viewer": query.viewer, "count": query.limit, "bytes_max": READ_BYTES_MAX}
+        lines = tuple(map(_queue_entry, rows))
+        return Queue(lines, await self._bodies(decode_result, "waiting_results", **waiting))
 
     async def recent_tasks(self, viewer: PublicKey | None, limit: int) -> Sequence[Task]:
-        rows = await self._rows("recent_tasks", viewer=viewer, count=limit, bytes_max=READ_BYTES_MAX)
-        return tuple(decode_task(row["body"]) for row in rows)
+        return await self._bodies(decode_task, "recent_tasks", viewer=viewer, count=limit, bytes_max=READ_BYTES_MAX)
 
     async def recent_results(self, viewer: PublicKey | None, limit: int) -> Sequence[Result]:
-        rows = await self._rows("recent_results", viewer=viewer, count=limit, bytes_max=READ_BYTES_MAX)
-        return tuple(decode_result(row["body"]) for row in rows)
+        return await self._bodies(decode_result, "recent_results", viewer=viewer, count=limit, bytes_max=READ_BYTES_MAX)
 
     async def of_tenant(self, tenant: str, limit: int, *, simple: bool = False) -> Sequence[TaskRow]:
         rows = await self._rows("of_tenant", tenant=tenant, count=limit, simple=simple)
@@ -274,13 +275,13 @@ class TaskReads:
         return Listing(
             tasks=tuple(_steps(steps[each]) for each in shown),
             total=count,
-            next=f"{last['updated_at_ms']:x}-{last['no']:x}" if more and last is not None else "",
+            next=page_token(last["updated_at_ms"], last["no"]) if more and last is not None else "",
         )
 
 
 def listing_statements(query: ListQuery) -> tuple[Statement, Statement, dict[str, Any]]:
     """The statement of a page, that of the number of all its tasks, and their values."""
-    updated_at_ms, no = _place(query.after)
+    updated_at_ms, no = read_page_token(query.after)
     values = msgspec.structs.asdict(query) | {"updated_at_ms": updated_at_ms, "no": no, "count": query.limit + 1}
     values["context"] = context = column(query.context_id) if query.context_id is not None else None
     filters = [sql for name, sql in _FILTERS.items() if getattr(query, name) is not None]
@@ -314,33 +315,9 @@ def _fitting(nos: Sequence[int], sizes: dict[int, int]) -> list[int]:
     return shown
 
 
-def _place(token: str) -> tuple[int, int]:
-    if not token:
-        return _END, _END
-    found = _token(token)
-    if found is None:
-        raise InvalidParams("pageToken", "give the nextPageToken of the page before, or none")
-    return int(found[1], 16), min(int(found[2], 16), _END)
-
-
 def _queue_entry(row: Row) -> QueueEntry:
-    state, lease = State(row["state"]), decode_rest(row["rest"]).lease
-    line = QueueEntry(
-        state=state.wire_name,
-        task=decode_task(row["task_body"]),
-        attempt=row["attempt"],
-        created_at_ms=row["created_at_ms"],
-    )
-    if state is not State.LEASED or lease is None:
-        return line
-    return msgspec.structs.replace(
-        line,
-        lease_id=lease.lease_id,
-        leased_to=lease.leased_to,
-        leased_at_ms=lease.leased_at_ms,
-        renewed_at_ms=lease.renewed_at_ms or None,
-        holder_lost=row["rank"] == 0,
-    )
+    entry = decode_entry(row).with_body(decode_task(row["task_body"]))
+    return queue_entry(entry, holder_lost=row["rank"] == 0)
 
 
 def _task_row(row: Row) -> TaskRow:

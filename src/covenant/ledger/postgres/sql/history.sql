@@ -126,7 +126,7 @@ WHERE no = ANY(:nos::bigint[]) AND kind = 'task_updated' AND body LIKE '%covenan
 ORDER BY no, n
 
 -- :queue
-SELECT w.*, f.body AS task_body FROM (
+SELECT w.*, f.body AS task_body, NULL AS ended_body FROM (
     SELECT x.*, sum(octet_length(f.body)) OVER (
         ORDER BY x.rank, CASE WHEN x.state = 'leased' THEN x.touched_at_ms ELSE x.place END, x.no
     ) - octet_length(f.body) AS before
