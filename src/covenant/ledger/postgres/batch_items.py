@@ -28,6 +28,7 @@ from covenant.ledger.machine.commands import (
     Take,
     TaskCommand,
 )
+from covenant.ledger.machine.event_codec import encode_events
 from covenant.ledger.machine.events import AnyEvent
 from covenant.ledger.machine.identity_commands import WriteAuditRow
 from covenant.ledger.machine.peer_commands import ReceiveFromPeer
@@ -35,6 +36,7 @@ from covenant.ledger.postgres.batch_state import BatchState
 from covenant.ledger.postgres.missing_rows import Want, WantQueue, WantRequest, WantResults, WantShared, WantTask
 from covenant.ledger.postgres.news import Topics
 from covenant.ledger.postgres.registers import RegisterRow
+from covenant.model.errors import Refusal
 from covenant.model.ids import PublicKey
 from covenant.model.task import DELEGATION, cache_key, weigh
 
@@ -66,11 +68,6 @@ TOGETHER: Final = (
 
 _encode: Final = msgspec.json.Encoder().encode
 _decode_raws: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
-
-
-def split_events(encoded: bytes, count: int) -> list[bytes]:
-    """Splits an encoded list of `count` events into the text of each."""
-    return [encoded[1:-1]] if count == 1 else [bytes(raw) for raw in _decode_raws(encoded)]
 
 
 def weigh_command(command: Command[Any]) -> int:
@@ -159,6 +156,20 @@ class Item:
         if self._bytes < 0:
             self._bytes = weigh_command(self.command)
         return self._bytes
+
+
+def apply_decision(
+    work: BatchState, item: Item, answer: Any, refusal: Refusal | None, events: Sequence[AnyEvent]
+) -> None:
+    """Applies the decision about a command. Raises Missing or a Refusal, and then nothing is applied."""
+    work.check(events)
+    kept: list[AnyEvent] = []
+    if events:
+        encoded, kept = encode_events(events)
+        texts = [encoded[1:-1]] if len(kept) == 1 else [bytes(raw) for raw in _decode_raws(encoded)]
+        work.apply(kept, texts, item.ts_ms)
+        item.set_size(len(encoded))
+    item.answer, item.error, item.events = answer, refusal, kept
 
 
 class DecidedBatch(msgspec.Struct, frozen=True):

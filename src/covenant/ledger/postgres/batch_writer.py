@@ -355,7 +355,8 @@ class BatchWriter:
     def _count(self, decided: DecidedBatch) -> None:
         self.seq = decided.seq
         self._membership.count(decided.seq, decided.topics.counts)
-        self.inputs.note_added(decided.work.queue_in, decided.work.results_in)
+        self.inputs.queue_floors.note_added(decided.work.queue_in)
+        self.inputs.result_floors.note_added(decided.work.results_in)
 
     def _notify(self, decided: DecidedBatch) -> None:
         try:
@@ -432,7 +433,8 @@ class BatchWriter:
             self._writing = False
             inputs.ahead.changes = None
         self.fast += 1
-        inputs.note_taken(work.queue_out, work.results_out)
+        inputs.queue_floors.note_taken(work.queue_out)
+        inputs.result_floors.note_taken(work.results_out)
         self._count(decided)
         if self._open is None:
             self._notify(decided)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 from weakref import WeakSet
@@ -164,10 +164,14 @@ class Connections:
                 connection.terminate()
         return False
 
-    async def fetch(self, query: Statement, values: dict[str, Any]) -> Sequence[Row]:
+    @property
+    def _pool(self) -> asyncpg.Pool[Any]:
         assert self._readers is not None
+        return self._readers
+
+    async def fetch(self, query: Statement, values: dict[str, Any]) -> Sequence[Row]:
         with translated():
-            rows: Sequence[Row] = await self._readers.fetch(query.text, *query.values(values))
+            rows: Sequence[Row] = await self._pool.fetch(query.text, *query.values(values))
         return rows
 
     async def rows(self, file: str, name: str, /, **values: Any) -> Sequence[Row]:
@@ -180,25 +184,19 @@ class Connections:
         return next(iter(found[0].values())) if found else None
 
     async def execute(self, text: str, timeout_s: float) -> None:
-        assert self._readers is not None
         with translated():
-            await self._readers.execute(text, timeout=timeout_s)
+            await self._pool.execute(text, timeout=timeout_s)
 
     @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[asyncpg.Connection[Any]]:
+    async def transaction(self, **options: Any) -> AsyncIterator[asyncpg.Connection[Any]]:
         """A transaction: its changes become durable together, or not at all."""
-        assert self._readers is not None
         with translated():
-            async with self._readers.acquire() as db, db.transaction():
+            async with self._pool.acquire() as db, db.transaction(**options):
                 yield db
 
-    @asynccontextmanager
-    async def snapshot(self) -> AsyncIterator[asyncpg.Connection[Any]]:
+    def snapshot(self) -> AbstractAsyncContextManager[asyncpg.Connection[Any]]:
         """A read-only snapshot for several queries."""
-        assert self._readers is not None
-        with translated():
-            async with self._readers.acquire() as db, db.transaction(isolation="repeatable_read", readonly=True):
-                yield db
+        return self.transaction(isolation="repeatable_read", readonly=True)
 
     async def close(self) -> None:
         if self._readers is not None:

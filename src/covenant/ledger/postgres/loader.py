@@ -16,10 +16,8 @@ from msgspec.structs import asdict
 from covenant.ledger.clock import Clock
 from covenant.ledger.machine.decisions import decide
 from covenant.ledger.machine.decisions.context import CommandRefused
-from covenant.ledger.machine.event_codec import encode_events
-from covenant.ledger.machine.events import AnyEvent
 from covenant.ledger.machine.view import Cached, Remembered
-from covenant.ledger.postgres.batch_items import Item, split_events
+from covenant.ledger.postgres.batch_items import Item, apply_decision
 from covenant.ledger.postgres.batch_state import BatchState
 from covenant.ledger.postgres.cache_rows import SharedWork, key_text
 from covenant.ledger.postgres.connections import fetch_rows, fetch_value
@@ -51,10 +49,20 @@ from covenant.ledger.postgres.missing_rows import (
     WantUses,
 )
 from covenant.ledger.postgres.queue_head import LOWEST, Floors
-from covenant.ledger.postgres.stored_task import Row, Slot, column, decode_archived, decode_entry, decode_task
+from covenant.ledger.postgres.stored_task import (
+    Row,
+    Slot,
+    column,
+    decode_archived,
+    decode_delegation,
+    decode_entry,
+    decode_message,
+    decode_push,
+    decode_task,
+)
 from covenant.model.errors import Refusal
 from covenant.model.ids import TaskId
-from covenant.model.peers.delegation import Delegation, DelegationKey, OutboxMessage
+from covenant.model.peers.delegation import DelegationKey
 from covenant.model.push import Push
 from covenant.model.task import CacheKey
 
@@ -66,9 +74,6 @@ MOVES_MAX: Final = 3
 _cached: Final = msgspec.json.Decoder(Cached).decode
 _cache_key: Final = msgspec.json.Decoder(CacheKey).decode
 _remembered: Final = msgspec.json.Decoder(Remembered).decode
-_push: Final = msgspec.json.Decoder(Push).decode
-_delegation: Final = msgspec.json.Decoder(Delegation).decode
-_outbox_message: Final = msgspec.json.Decoder(OutboxMessage).decode
 
 
 class Loader:
@@ -189,14 +194,14 @@ class Loader:
     async def pushes(self, into: BatchState, wants: Sequence[WantPushes]) -> None:
         found: defaultdict[TaskId, list[Push]] = defaultdict(list)
         for row in await self.rows("pushes", task_ids=[want.task_id for want in wants]):
-            found[row["task_id"]].append(_push(row["body"]))
+            found[row["task_id"]].append(decode_push(row["body"]))
         for want in wants:
             into.load_pushes(want.task_id, found[want.task_id])
 
     async def delegations(self, into: BatchState, wants: Sequence[WantDelegation]) -> None:
         for want in wants:
             rows = await self.rows("delegation", **_key(want.delegation))
-            into.load_delegation(want.delegation, _delegation(rows[0]["body"]) if rows else None)
+            into.load_delegation(want.delegation, decode_delegation(rows[0]["body"]) if rows else None)
 
     async def peers(self, into: BatchState, wants: Sequence[WantPeer]) -> None:
         for want in wants:
@@ -204,14 +209,14 @@ class Loader:
             messages = await self.rows("parcels_of_peer", peer=want.peer)
             into.load_peer(
                 want.peer,
-                [_delegation(row["body"]) for row in delegations],
-                [_outbox_message(row["body"]) for row in messages],
+                [decode_delegation(row["body"]) for row in delegations],
+                [decode_message(row["body"]) for row in messages],
             )
 
     async def peer_outbox(self, into: BatchState, wants: Sequence[WantOutbox]) -> None:
         for want in wants:
             rows = await self.rows("parcels", **_key(want.delegation))
-            into.load_outbox(want.delegation, [_outbox_message(row["body"]) for row in rows])
+            into.load_outbox(want.delegation, [decode_message(row["body"]) for row in rows])
 
 
 Load: TypeAlias = "Callable[[Loader, BatchState, Any], Awaitable[None]]"
@@ -277,13 +282,13 @@ _LOADS: Final[dict[type[Want[Any]], Load]] = {
     WantBody: Loader.bodies,
     WantUses: Loader.uses,
     WantPushes: Loader.pushes,
-    WantIdlePushes: _listed("pushes_idle", lambda row: _push(row["body"])),
+    WantIdlePushes: _listed("pushes_idle", lambda row: decode_push(row["body"])),
     WantEnvelope: _single("envelope"),
     WantEnvelopeCount: _single("envelope_count"),
     WantDelegation: Loader.delegations,
     WantPeer: Loader.peers,
     WantLiveDelegations: _single("delegations_live"),
-    WantEndedFirst: _single("delegation_ended_first", lambda body: _delegation(body).key),
+    WantEndedFirst: _single("delegation_ended_first", lambda body: decode_delegation(body).key),
     WantOutbox: Loader.peer_outbox,
 }
 
@@ -293,27 +298,16 @@ async def decide_loaded(work: BatchState, loader: Loader, item: Item, clock: Clo
     item.answer, item.error, item.events = None, None, []
     for _ in range(ROUNDS_MAX):
         item.ts_ms = clock.now_ms()
-        events: list[AnyEvent]
         try:
             try:
                 decision = decide(work, item.command, item.ts_ms, new_id, clock.ages)
-                answer, refusal, events = decision.answer, None, decision.events
+                apply_decision(work, item, decision.answer, None, decision.events)
             except CommandRefused as refused:
-                answer, refusal, events = None, refused.refusal, refused.events
-            work.check(events)
+                apply_decision(work, item, None, refused.refusal, refused.events)
         except Missing as missing:
             await loader.load(work, missing.wants)
             continue
-        except Refusal as refused_:
-            item.error = refused_
-            return
-        if events:
-            try:
-                encoded, events = encode_events(events)
-            except Refusal as wrong:
-                item.error = wrong
-                return
-            work.apply(events, split_events(encoded, len(events)), item.ts_ms)
-        item.answer, item.error, item.events = answer, refusal, events
+        except Refusal as refusal:
+            item.error = refusal
         return
     raise AssertionError(f"{type(item.command).__name__} asks for more and more")

@@ -404,27 +404,27 @@ class Membership:
         }
         while behind:
             rows = await _rows(connection, "news", writers=list(behind), seqs=list(behind.values()), count=NEWS_MAX)
-            for row in rows:
-                writer, seq = row["writer"], row["seq"]
-                if seq != self._cursors.get(writer, 0) + 1:
-                    await self._reload()
-                    self._on_cut()
-                    return
-                self._cursors[writer] = seq
-                topics = decode_topics(row["topics"])
-                self._counters.add(topics.counts)
-                for peer, at_ms in topics.heard:
-                    self._registers.note_heard(InstanceId(peer), at_ms)
-                self._on_news(topics)
-            if len(rows) < NEWS_MAX:
-                if any(self._cursors.get(writer, 0) == at for writer, at in behind.items()):
-                    # The rows are already gone: this node was away for too long.
-                    await self._reload()
-                    self._on_cut()
-                break
-            behind = {writer: self._cursors.get(writer, 0) for writer in behind}
+            has_gap, is_last = not all(map(self._take_news, rows)), len(rows) < NEWS_MAX
+            if has_gap or (is_last and any(self._cursors.get(writer, 0) == at for writer, at in behind.items())):
+                await self._reload()  # some rows are already gone: this node was away for too long
+                self._on_cut()
+                return
+            behind = {} if is_last else {writer: self._cursors.get(writer, 0) for writer in behind}
         if version > self._registers.version:
             await self._refresh(connection)
+
+    def _take_news(self, row: Any) -> bool:
+        """False, and nothing is applied, if the row is not the next one of its writer."""
+        writer, seq = row["writer"], row["seq"]
+        if seq != self._cursors.get(writer, 0) + 1:
+            return False
+        self._cursors[writer] = seq
+        topics = decode_topics(row["topics"])
+        self._counters.add(topics.counts)
+        for peer, at_ms in topics.heard:
+            self._registers.note_heard(InstanceId(peer), at_ms)
+        self._on_news(topics)
+        return True
 
     async def _refresh(self, connection: asyncpg.Connection[Any]) -> None:
         self._on_registers(await refresh_registers(connection, self._registers))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -20,7 +20,7 @@ from covenant.ledger.machine.events import (
     PeerRemoved,
     PeerSucceeded,
 )
-from covenant.ledger.postgres.counters import ALL, Counters
+from covenant.ledger.postgres.counters import Counters, count_delegation
 from covenant.ledger.postgres.missing_rows import (
     LoadedRows,
     Missing,
@@ -33,11 +33,10 @@ from covenant.ledger.postgres.missing_rows import (
     WantPeer,
 )
 from covenant.ledger.postgres.registers import Registers
+from covenant.ledger.postgres.stored_task import encode_text
 from covenant.model.peers.delegation import (
     Delegation,
     DelegationKey,
-    DelegationRole,
-    DelegationState,
     LoggedMessage,
     OutboxMessage,
     Peer,
@@ -51,12 +50,6 @@ replace = msgspec.structs.replace
 
 Write = tuple[str, dict[str, Any]]
 """A statement of `write.sql`, and its values."""
-
-_encode: Final = msgspec.json.Encoder().encode
-
-
-def _text(value: Any) -> str:
-    return _encode(value).decode()
 
 
 class PeerRows(LoadedRows):
@@ -207,7 +200,7 @@ class PeerRows(LoadedRows):
                     "task_id": delegation.task_id,
                     "moved": self.next_place(),
                     "ended": delegation.ended,
-                    "body": _text(delegation),
+                    "body": encode_text(delegation),
                 },
             )
         )
@@ -219,18 +212,19 @@ class PeerRows(LoadedRows):
 
     def _count_delegation(self, old: Delegation | None, new: Delegation | None) -> None:
         for delegation, change in ((old, -1), (new, 1)):
-            if delegation is None:
-                continue
-            self.counts.count("delegations_ended" if delegation.ended else "delegations", ALL, change)
-            if delegation.state is DelegationState.LOST and delegation.role is DelegationRole.REQUESTER:
-                self.counts.count("delegations_lost", ALL, change)
+            if delegation is not None:
+                count_delegation(self.counts, delegation, change)
 
     def _put_message(self, message: OutboxMessage) -> None:
         waiting = self._outbox.setdefault(message.delegation, {})
         if message.seq not in waiting:
             self.counts.count("parcels", message.peer, 1)
         waiting[message.seq] = message
-        values = _key(message.delegation) | {"seq": message.seq, "made": self.next_place(), "body": _text(message)}
+        values = _key(message.delegation) | {
+            "seq": message.seq,
+            "made": self.next_place(),
+            "body": encode_text(message),
+        }
         self.peer_writes.append(("parcel", values))
 
     def _drop_messages(self, key: DelegationKey, through: int, ts_ms: int, *, sent: bool) -> None:
@@ -266,7 +260,7 @@ class PeerRows(LoadedRows):
             self._log(message)
 
     def _log(self, message: LoggedMessage) -> None:
-        self.peer_writes.append(("message", {"place": self.next_place(), "body": _text(message)}))
+        self.peer_writes.append(("message", {"place": self.next_place(), "body": encode_text(message)}))
 
     def _succeed(self, old: InstanceId, peer: Peer) -> None:
         for key in [key for key, known in self._delegations.items() if key.peer == old and known is not None]:

@@ -40,7 +40,14 @@ from covenant.ledger.postgres.node_runs import Joined
 from covenant.ledger.postgres.nodes import Membership
 from covenant.ledger.postgres.registers import Registers
 from covenant.ledger.postgres.step_follower import StepFollower
-from covenant.ledger.postgres.stored_task import column, decode_head, is_task_event
+from covenant.ledger.postgres.stored_task import (
+    column,
+    decode_delegation,
+    decode_head,
+    decode_message,
+    decode_push,
+    is_task_event,
+)
 from covenant.ledger.postgres.task_history import TaskReads
 from covenant.ledger.postgres.tenant_rows import TenantRows
 from covenant.ledger.watchers import KeyedWakeups, QueueWaiter, QueueWaiters, TaskWatchers, step_of
@@ -70,10 +77,7 @@ LEAD_LOOK_MS: Final = 250
 _grant: Final = msgspec.json.Decoder(Grant).decode
 _identity: Final = msgspec.json.Decoder(Identity).decode
 _tenant: Final = msgspec.json.Decoder(Tenant).decode
-_push: Final = msgspec.json.Decoder(Push).decode
-_delegation: Final = msgspec.json.Decoder(Delegation).decode
-_outbox_message: Final = msgspec.json.Decoder(OutboxMessage).decode
-_message: Final = msgspec.json.Decoder(LoggedMessage).decode
+_logged: Final = msgspec.json.Decoder(LoggedMessage).decode
 
 
 @names_altered_columns
@@ -335,10 +339,10 @@ class PostgresLedger(TaskReads, AuditReads, TenantRows):
         return [(row["lane"], row["n"]) for row in await self._rows("lanes")]
 
     async def tenants(self) -> Sequence[Tenant]:
-        return tuple([_tenant(row["body"]) for row in await self._rows("registered", kind="tenant")])
+        return await self._bodies(_tenant, "registered", kind="tenant")
 
     async def identities(self) -> Sequence[Identity]:
-        return tuple([_identity(row["body"]) for row in await self._rows("registered", kind="identity")])
+        return await self._bodies(_identity, "registered", kind="identity")
 
     async def grants(self) -> Sequence[Grant]:
         rows = await self._rows("grants")
@@ -351,31 +355,29 @@ class PostgresLedger(TaskReads, AuditReads, TenantRows):
         return await self._wakeups.wait(("audit",), timeout_ms)
 
     async def pushes(self, task_id: TaskId) -> Sequence[Push]:
-        return tuple([_push(row["body"]) for row in await self._rows("pushes", task_id=task_id)])
+        return await self._bodies(decode_push, "pushes", task_id=task_id)
 
     async def outbox(self) -> Sequence[Push]:
-        return tuple([_push(row["body"]) for row in await self._rows("outbox")])
+        return await self._bodies(decode_push, "outbox")
 
     def peers(self) -> Sequence[Peer]:
         return tuple(self._registers.peers.values())
 
     async def delegation(self, key: DelegationKey) -> Delegation | None:
-        found = await self._value("delegation", role=key.role.value, peer=key.peer, offer_id=column(key.offer_id))
-        return _delegation(found) if found is not None else None
+        values = {"role": key.role.value, "peer": key.peer, "offer_id": column(key.offer_id)}
+        return next(iter(await self._bodies(decode_delegation, "delegation", **values)), None)
 
     async def delegation_of(self, task_id: TaskId) -> Delegation | None:
-        found = await self._value("delegation_of", task_id=task_id)
-        return _delegation(found) if found is not None else None
+        return next(iter(await self._bodies(decode_delegation, "delegation_of", task_id=task_id)), None)
 
     async def delegations(self) -> Sequence[Delegation]:
-        return tuple([_delegation(row["body"]) for row in await self._rows("delegations")])
+        return await self._bodies(decode_delegation, "delegations")
 
     async def delegations_live(self, role: DelegationRole, peer: InstanceId | None = None) -> Sequence[Delegation]:
-        rows = await self._rows("delegations_live", role=role.value, peer=peer)
-        return tuple([_delegation(row["body"]) for row in rows])
+        return await self._bodies(decode_delegation, "delegations_live", role=role.value, peer=peer)
 
     async def peer_outbox(self, peer: InstanceId) -> Sequence[OutboxMessage]:
-        return tuple([_outbox_message(row["body"]) for row in await self._rows("parcels", peer=peer)])
+        return await self._bodies(decode_message, "parcels", peer=peer)
 
     async def addressees(self) -> Sequence[InstanceId]:
         return tuple([InstanceId(row["peer"]) for row in await self._rows("addressees")])
@@ -388,7 +390,7 @@ class PostgresLedger(TaskReads, AuditReads, TenantRows):
         return tuple([msgspec.convert(dict(row), PeerUsage) for row in rows])
 
     async def message_log(self) -> Sequence[LoggedMessage]:
-        return tuple([_message(row["body"]) for row in await self._rows("messages", count=MESSAGES_MAX)])
+        return await self._bodies(_logged, "messages", count=MESSAGES_MAX)
 
     # Notes and secrets
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from covenant.ledger.machine import effects
 from covenant.ledger.machine.events import PushDropped, PushEvent, PushMoved, PushPut
-from covenant.ledger.postgres.counters import ALL, Counters
+from covenant.ledger.postgres.counters import Counters, count_push
 from covenant.ledger.postgres.missing_rows import LoadedRows, Missing, WantIdlePushes, WantPushes
 from covenant.ledger.postgres.stored_task import BIGINT_MAX
 from covenant.ledger.register_index import idle_at_ms
@@ -14,7 +14,6 @@ from covenant.model.clock_steps import Ages
 from covenant.model.ids import TaskId
 from covenant.model.push import Push
 from covenant.model.settings import Limits
-from covenant.model.tenants import host_of
 
 IDLE_LOOK_MAX = 10_000
 """After a step of the clock it is unknown which are idle: at most this many are looked at."""
@@ -98,7 +97,4 @@ class PushRows(LoadedRows):
     def _count_push(self, old: Push | None, new: Push | None) -> None:
         for push, change in ((old, -1), (new, 1)):
             if push is not None:
-                self.counts.count("pushes", ALL, change)
-                self.counts.count("pushes_of", host_of(push.recipient.display), change)
-                if push.dead_at_ms is not None:
-                    self.counts.count("pushes_dead", ALL, change)
+                count_push(self.counts, push, change)

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Final
 
 from covenant.ledger.machine.entry import Entry
-from covenant.ledger.machine.states import DRAINED, QUEUED, SETTLED
+from covenant.ledger.machine.states import DRAINED, QUEUED, SETTLED, State
 from covenant.ledger.postgres.batch_state import BatchState
 from covenant.ledger.postgres.counters import Counters
 from covenant.ledger.postgres.stored_task import Slot
@@ -29,8 +29,8 @@ Line = OrderedDict[int, TaskId]
 class RecentTasks:
     def __init__(self) -> None:
         self._tasks: OrderedDict[TaskId, tuple[Entry, Slot]] = OrderedDict()
-        self._queues: dict[str, Line] = {}
-        self._results: dict[str, Line] = {}
+        self._lines: dict[State, dict[str, Line]] = {QUEUED: {}, SETTLED: {}}
+        """The queues by recipient, and the results by sender."""
 
     def get(self, task_id: TaskId) -> tuple[Entry, Slot] | None:
         """The entry, and a copy of its slot, which the batch may change."""
@@ -39,8 +39,8 @@ class RecentTasks:
 
     def clear(self) -> None:
         self._tasks.clear()
-        self._queues.clear()
-        self._results.clear()
+        for lines in self._lines.values():
+            lines.clear()
 
     def forget(self, task_ids: Iterable[TaskId]) -> None:
         for task_id in task_ids:
@@ -70,8 +70,8 @@ class RecentTasks:
         found = _line(entry, slot)
         if found is None or (entry.state is QUEUED and entry.body_on_disk):
             return
-        kind, whose, place = found
-        lines = self._queues if kind is QUEUED else self._results
+        state, whose, place = found
+        lines = self._lines[state]
         line = lines.setdefault(whose, OrderedDict())
         behind = not line or place > next(reversed(line))
         line[place] = entry.task.id
@@ -82,13 +82,12 @@ class RecentTasks:
         found = _line(entry, slot)
         if found is None:
             return
-        kind, whose, place = found
-        lines = self._queues if kind is QUEUED else self._results
-        line = lines.get(whose)
+        state, whose, place = found
+        line = self._lines[state].get(whose)
         if line is not None:
             line.pop(place, None)
             if not line:
-                del lines[whose]
+                del self._lines[state][whose]
 
     def load_heads(
         self,
@@ -99,17 +98,18 @@ class RecentTasks:
     ) -> None:
         """Loads the first so many tasks of queues and results, if this node knows all of their tasks."""
         for recipient, count in queues.items():
-            rows, limit = self._head(work, self._queues, recipient, counters.get("queued", recipient), count)
+            rows, limit = self._head(work, QUEUED, recipient, counters.get("queued", recipient), count)
             if rows:
                 work.load_queue(recipient, rows, limit)
         for sender, count in results.items():
-            rows, limit = self._head(work, self._results, sender, counters.get("settled", sender), count)
+            rows, limit = self._head(work, SETTLED, sender, counters.get("settled", sender), count)
             if rows:
                 work.load_results(sender, rows, limit)
 
     def _head(
-        self, work: BatchState, lines: dict[str, Line], whose: str, counted: int, count: int
+        self, work: BatchState, state: State, whose: str, counted: int, count: int
     ) -> tuple[list[tuple[int, TaskId]], int]:
+        lines = self._lines[state]
         line = lines.get(whose)
         if line is None:
             return [], 0
@@ -123,7 +123,7 @@ class RecentTasks:
         return rows, len(rows) + (len(rows) == len(line))
 
 
-def _line(entry: Entry, slot: Slot) -> tuple[object, str, int] | None:
+def _line(entry: Entry, slot: Slot) -> tuple[State, str, int] | None:
     if entry.state is QUEUED:
         return QUEUED, entry.task.recipient.pubkey, slot.place
     if entry.state is SETTLED and slot.settled_place is not None:

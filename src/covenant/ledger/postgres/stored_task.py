@@ -31,6 +31,8 @@ from covenant.ledger.machine.events import (
 from covenant.ledger.machine.states import State
 from covenant.ledger.machine.view import Archived
 from covenant.ledger.postgres.counters import Contribution
+from covenant.model.peers.delegation import Delegation, OutboxMessage
+from covenant.model.push import Push
 from covenant.model.task import CacheKey, Cause, Ending, Lease, Result, Task
 from covenant.model.task_event import ArtifactUpdate, Interruption, MessageUpdate, Signal, Wait
 
@@ -44,6 +46,9 @@ _ESCAPED: Final = re.compile("\x01[\x01\x02]?")
 
 Row = Mapping[str, Any]
 _encode: Final = msgspec.json.Encoder().encode
+decode_push: Final = msgspec.json.Decoder(Push).decode
+decode_delegation: Final = msgspec.json.Decoder(Delegation).decode
+decode_message: Final = msgspec.json.Decoder(OutboxMessage).decode
 decode_head: Final = msgspec.json.Decoder(Task).decode
 """The task of a row of `live`, without its body."""
 _TAGS: Final[dict[type, str]] = {each: str(each.__struct_config__.tag) for each in get_args(AnyTaskEvent)}
@@ -61,6 +66,10 @@ def uncolumn(text: str) -> str:
     if "\x01" not in text:
         return text
     return _ESCAPED.sub(lambda pair: "\x00" if pair[0] == "\x01\x02" else "\x01", text)
+
+
+def encode_text(value: Any) -> str:
+    return _encode(value).decode()
 
 
 class Slot(msgspec.Struct, gc=False):
@@ -152,11 +161,11 @@ _task: Final = msgspec.json.Decoder(_Task).decode
 
 
 def encode_head(entry: Entry) -> str:
-    return _encode(entry.without_body().task).decode()
+    return encode_text(entry.without_body().task)
 
 
 def encode_rest(entry: Entry) -> str:
-    return _encode(StoredEntry(*_rest_of(entry))).decode()
+    return encode_text(StoredEntry(*_rest_of(entry)))
 
 
 def decode_entry(row: Row) -> Entry:
@@ -218,5 +227,5 @@ def encode_event(event: TaskEvent, encoded: bytes) -> tuple[str, str]:
     if type(event) is TaskUpdated and type(event.update) is ArtifactUpdate:
         return ARTIFACT, encoded.decode()
     if type(event) is ResultReturned:
-        return "result_returned", _encode(Returned(event.task_id, event.reason)).decode()
+        return "result_returned", encode_text(Returned(event.task_id, event.reason))
     return _TAGS[type(event)], encoded.decode()

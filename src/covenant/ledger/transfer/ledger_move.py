@@ -40,7 +40,7 @@ from covenant.ledger.postgres.connections import CONNECT_S, SETTINGS, connect_on
 from covenant.ledger.postgres.database_errors import SESSIONLESS, UNAVAILABLE, describe_trouble
 from covenant.ledger.postgres.lost_commits import check_lost_commits
 from covenant.ledger.postgres.migrations import check_durability, check_tasks, migrate
-from covenant.ledger.postgres.open_postgres import DatabaseUnusable, unusable
+from covenant.ledger.postgres.open_postgres import DatabaseUnusable
 from covenant.ledger.transfer.contents import Contents, Measure, check_chains, measure
 from covenant.ledger.transfer.database_contents import read_database
 from covenant.ledger.transfer.database_writer import DatabaseWriter, moved_chain
@@ -307,4 +307,4 @@ class Mover:
         except UNAVAILABLE as error:
             raise DatabaseUnusable(f"{describe_trouble(error)}; then run the same command again") from error
         except (asyncpg.PostgresError, ValueError) as error:
-            raise unusable(error) from error
+            raise DatabaseUnusable(describe_trouble(error)) from error
