@@ -55,7 +55,7 @@ from covenant.ledger.machine.events import (
 from covenant.ledger.machine.states import State
 from covenant.ledger.postgres.connections import Connections, fetch_rows
 from covenant.ledger.postgres.found_rows import TABLES, walks_in_context
-from covenant.ledger.postgres.sql import Statement, statements
+from covenant.ledger.postgres.sql import Statement, statements, walked
 from covenant.ledger.postgres.stored_task import (
     Row,
     column,
@@ -290,13 +290,11 @@ def listing_statements(query: ListQuery) -> tuple[Statement, Statement, dict[str
         for table in TABLES
         for walk in walks_in_context(table, context)
     ]
-    return _walked("page", walks), _walked("page_total", walks), values
-
-
-def _walked(name: str, walks: Iterable[dict[str, str]]) -> Statement:
-    """A statement over walks, each of one table."""
-    text = statements("history")
-    return Statement(text[name].format(walks="UNION ALL".join(text[f"{name}_walk"].format(**walk) for walk in walks)))
+    page, total = (
+        walked("history", "page", "page_walk", walks),
+        walked("history", "page_total", "page_total_walk", walks),
+    )
+    return page, total, values
 
 
 def _steps(rows: Iterable[Row]) -> tuple[Step, ...]:
