@@ -186,8 +186,8 @@ def _rows_of(work: BatchState) -> dict[str, Any]:
         (TASKS, ended),
         (_HELD, sorted(held)),
         (EVENTS, work.events),
-        (QUEUE, [(*at, no) for at, no in work.queue_in.items()]),
-        (RESULTS, [(*at, no) for at, no in work.results_in.items()]),
+        (QUEUE, [(*at, no) for at, no in work.queue.added.items()]),
+        (RESULTS, [(*at, no) for at, no in work.results.added.items()]),
         (_AUDIT, work.audit),
     ):
         if rows:
@@ -198,7 +198,7 @@ def _rows_of(work: BatchState) -> dict[str, Any]:
         values["back_nos"] = back
     if work.started:
         values["started"] = list(work.started)
-    return values | _removed("ql", "recipient", work.queue_out) | _removed("rl", "sender", work.results_out)
+    return values | _removed("ql", "recipient", work.queue.removed) | _removed("rl", "sender", work.results.removed)
 
 
 def _arrays(names: Iterable[str], rows: Iterable[tuple[Any, ...]]) -> dict[str, list[Any]]:

@@ -6,7 +6,6 @@ decided, so that each command is decided on top of those before it. Nothing here
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -58,7 +57,7 @@ from covenant.ledger.postgres.missing_rows import (
 )
 from covenant.ledger.postgres.peer_rows import PeerRows
 from covenant.ledger.postgres.push_rows import PushRows
-from covenant.ledger.postgres.queue_head import QueueHead, put_in, queue_place, take_out
+from covenant.ledger.postgres.queue_head import BatchLines, QueueHead, queue_place
 from covenant.ledger.postgres.register_view import RegisterView
 from covenant.ledger.postgres.registers import Registers
 from covenant.ledger.postgres.stored_task import BIGINT_MAX, NOT_KEPT, Slot, column, encode_event, is_task_event
@@ -111,15 +110,10 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
         self.slots: dict[TaskId, Slot] = {}
         self._archived: dict[TaskId, Archived | None] = {}
         self._erased: set[TaskId] = set()
-        self._queues: defaultdict[PublicKey, QueueHead] = defaultdict(QueueHead)
-        self._results: defaultdict[PublicKey | None, QueueHead] = defaultdict(QueueHead)
+        self.queue, self.results = BatchLines(), BatchLines(of_all=True)
         # The changes to write.
         self.moved: dict[TaskId, None] = {}
         self.events: list[tuple[int, int, int, int, str, str]] = []
-        self.queue_in: dict[tuple[str, int], int] = {}
-        self.queue_out: dict[tuple[str, int], None] = {}
-        self.results_in: dict[tuple[str, int], int] = {}
-        self.results_out: dict[tuple[str, int], None] = {}
         self.started: dict[str, None] = {}
         """Recipients whose new task began at once: no other task may be queued for them."""
         self.requests_put: dict[RequestKey, tuple[int, Remembered]] = {}
@@ -166,12 +160,6 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
         self.entries.setdefault(task_id, None)
         self._archived.setdefault(task_id, None)
 
-    def load_queue(self, recipient: PublicKey, rows: Sequence[tuple[int, TaskId]], limit: int) -> None:
-        self._queues[recipient].load(rows, limit)
-
-    def load_results(self, sender: PublicKey | None, rows: Sequence[tuple[int, TaskId]], limit: int) -> None:
-        self._results[sender].load(rows, limit)
-
     def load_erased(self, task_id: TaskId) -> None:
         """Notes that only the id of a task is left."""
         self.load_archived(task_id, None, None)
@@ -206,7 +194,7 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
     def queued(self, recipient: PublicKey | None, count: int) -> Sequence[Entry]:
         if recipient is None:
             return self._queued_in_turn(count)
-        return self._first(self._queues[recipient], count, lambda wanted: WantQueue(recipient, wanted))
+        return self._first(self.queue.heads[recipient], count, lambda wanted: WantQueue(recipient, wanted))
 
     def _first(self, head: QueueHead, count: int, want: Callable[[int], Want[None]]) -> Sequence[Entry]:
         found = head.first(count)
@@ -221,7 +209,7 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
         each_count = count if len(order) * count <= IN_TURN_MAX else 1
         lanes, missing = [], []
         for recipient in map(PublicKey, order):
-            lane = self._queues[recipient]
+            lane = self.queue.heads[recipient]
             found = lane.first(each_count)
             if found is None:
                 missing.append(WantQueue(recipient, lane.wanted(each_count)))
@@ -234,7 +222,7 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
 
     def queued_count(self, recipient: PublicKey) -> int:
         """The count as of the last news, but at least one if a task was loaded."""
-        counted, head = self._count("queued", recipient), self._queues.get(recipient)
+        counted, head = self._count("queued", recipient), self.queue.heads.get(recipient)
         return max(counted, len(head.first(1) or ()) if head is not None and counted <= 0 else 0)
 
     def account(self, name: str) -> Account:
@@ -243,7 +231,7 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
         return account
 
     def settled(self, sender: PublicKey | None, count: int) -> Sequence[Entry]:
-        return self._first(self._results[sender], count, lambda wanted: WantResults(sender, wanted))
+        return self._first(self.results.heads[sender], count, lambda wanted: WantResults(sender, wanted))
 
     def settled_count(self, sender: PublicKey) -> int:
         return self._count("settled", sender)
@@ -401,20 +389,16 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
         if before is after:
             return
         if before is QUEUED:
-            take_out(self.queue_in, self.queue_out, (recipient, slot.place))
-            self._queues[recipient].leave(slot.place)
+            self.queue.leave(recipient, slot.place)
             self._turns[recipient] = self.next_place()
         elif before is SETTLED:
             assert slot.settled_place is not None
-            take_out(self.results_in, self.results_out, (sender, slot.settled_place))
-            for lane in (sender, None):
-                self._results[lane].leave(slot.settled_place)
+            self.results.leave(sender, slot.settled_place)
         if after is QUEUED:
             # A task that goes first returns to its place: no queued task was before it.
             if before is not None and not effects.goes_first(event):
                 slot.place = queue_place(self.next_place(), new.task.priority)
-            put_in(self.queue_in, self.queue_out, (recipient, slot.place), slot.no)
-            self._queues[recipient].enter(slot.place, task_id)
+            self.queue.enter(recipient, slot.place, slot.no, task_id)
             # This task is not counted yet: a recipient that had none comes last.
             if self._count("queued", recipient) <= 0:
                 self._turns[recipient] = self.next_place()
@@ -422,9 +406,7 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
                 recipients.setdefault(recipient, slot.place)
         elif after is SETTLED:
             assert slot.settled_place is not None
-            put_in(self.results_in, self.results_out, (sender, slot.settled_place), slot.no)
-            for lane in (sender, None):
-                self._results[lane].enter(slot.settled_place, task_id)
+            self.results.enter(sender, slot.settled_place, slot.no, task_id)
 
     def _recount(self, task_id: TaskId, old: Entry | None) -> None:
         """After a command: replaces a task's earlier counts by its present ones."""

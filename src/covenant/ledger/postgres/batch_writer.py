@@ -355,8 +355,8 @@ class BatchWriter:
     def _count(self, decided: DecidedBatch) -> None:
         self.seq = decided.seq
         self._membership.count(decided.seq, decided.topics.counts)
-        self.inputs.queue_floors.note_added(decided.work.queue_in)
-        self.inputs.result_floors.note_added(decided.work.results_in)
+        self.inputs.queue_floors.note_added(decided.work.queue.added)
+        self.inputs.result_floors.note_added(decided.work.results.added)
 
     def _notify(self, decided: DecidedBatch) -> None:
         try:
@@ -392,7 +392,7 @@ class BatchWriter:
                 opened.decide(item, inputs.recent, self._clock, self._new_id)
         work = opened.work
         fresh = opened.fresh and (not opened.alone or inputs.places.is_next(opened.place))
-        if not opened.items or work.has_rare_rows or ((work.queue_in or work.results_in) and not fresh):
+        if not opened.items or work.has_rare_rows or ((work.queue.added or work.results.added) and not fresh):
             return batch
         await self._write_fast(connection, opened)
         return [item for item in batch if item not in opened.items] if len(opened.items) < len(batch) else []
@@ -401,11 +401,11 @@ class BatchWriter:
         inputs, work = self.inputs, opened.work
         decided = self._decided_batch(opened.items, work)
         values = batch_values(decided, self._node, self._joined, opened.version, self._membership.level)
-        if opened.alone and (work.queue_in or work.results_in):
+        if opened.alone and (work.queue.added or work.results.added):
             values["last_place"] = inputs.places.last
         values["started_from"] = [inputs.queue_floors.at(recipient) for recipient in work.started]
-        values |= taken_heads("qt", "recipient", work.queue_out, inputs.queue_floors)
-        values |= taken_heads("rt", "sender", work.results_out, inputs.result_floors)
+        values |= taken_heads("qt", "recipient", work.queue.removed, inputs.queue_floors)
+        values |= taken_heads("rt", "sender", work.results.removed, inputs.result_floors)
         before = inputs.head
         self._writing, self._ahead_stopped = True, False
         if self._waiting:
@@ -433,8 +433,8 @@ class BatchWriter:
             self._writing = False
             inputs.ahead.changes = None
         self.fast += 1
-        inputs.queue_floors.note_taken(work.queue_out)
-        inputs.result_floors.note_taken(work.results_out)
+        inputs.queue_floors.note_taken(work.queue.removed)
+        inputs.result_floors.note_taken(work.results.removed)
         self._count(decided)
         if self._open is None:
             self._notify(decided)

@@ -136,7 +136,7 @@ class Loader:
     async def queues(self, into: BatchState, wants: Sequence[WantQueue]) -> None:
         for want in wants:
             rows = await self._line("queue", self._queue_floors, want.recipient, want.count)
-            into.load_queue(want.recipient, _places(rows, self.entries(into, rows)), want.count)
+            into.queue.heads[want.recipient].load(_places(rows, self.entries(into, rows)), want.count)
             for row in rows:
                 into.load(WantBody(TaskId(row["task_id"])), decode_task(row["task_body"]))
 
@@ -159,7 +159,7 @@ class Loader:
                 rows = await self.rows("all_results", count=want.count)
             else:
                 rows = await self._line("results", self._result_floors, want.sender, want.count)
-            into.load_results(want.sender, _places(rows, self.entries(into, rows)), want.count)
+            into.results.heads[want.sender].load(_places(rows, self.entries(into, rows)), want.count)
 
     async def shared(self, into: BatchState, wants: Sequence[WantShared]) -> None:
         works = {key_text(want.cache_key): SharedWork(want.cache_key) for want in wants}

@@ -100,11 +100,11 @@ class RecentTasks:
         for recipient, count in queues.items():
             rows, limit = self._head(work, QUEUED, recipient, counters.get("queued", recipient), count)
             if rows:
-                work.load_queue(recipient, rows, limit)
+                work.queue.heads[recipient].load(rows, limit)
         for sender, count in results.items():
             rows, limit = self._head(work, SETTLED, sender, counters.get("settled", sender), count)
             if rows:
-                work.load_results(sender, rows, limit)
+                work.results.heads[sender].load(rows, limit)
 
     def _head(
         self, work: BatchState, state: State, whose: str, counted: int, count: int
