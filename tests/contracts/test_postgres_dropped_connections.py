@@ -134,7 +134,7 @@ async def test_a_heartbeat_whose_connection_is_dropped_goes_on_with_another(
         dropped_s = asyncio.get_running_loop().time()
 
         async def is_heard_again(dropped_s: float = dropped_s) -> bool:
-            return membership.heard_s > dropped_s
+            return membership._fresh_s > dropped_s
 
         await eventually(is_heard_again)
     assert defects(caplog) == []

@@ -12,6 +12,7 @@ from typing import Any, Final
 import asyncpg
 import pytest
 
+from covenant.ledger.postgres import connections
 from covenant.ledger.postgres.batch_writer import QUIET_MS
 from covenant.ledger.postgres.connections import Connections
 from covenant.ledger.postgres.database_admin import find_troubles, mark_restored
@@ -248,6 +249,34 @@ async def test_a_daemon_a_start_and_a_command_name_a_synchronous_standby_that_is
         await asyncio.to_thread(server.stop)
 
 
+async def test_a_caller_whose_commit_waits_for_a_standby_is_told_of_the_standby(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "COMMAND_S", 2.0)  # nobody need wait half a minute for a standby
+    monkeypatch.setitem(connections.WRITER_SETTINGS, "lock_timeout", "1s")
+    server = make_server(folder, "primary")
+    await asyncio.to_thread(server.prepare)
+    await asyncio.to_thread(server.start)
+    try:
+        engine = PostgresEngine(server.url("postgres"), lease_ms=LEASE_MS)
+        driver = LedgerDriver(await engine.open(), engine.clock)
+        await execute(engine.url, "ALTER SYSTEM SET synchronous_standby_names = 'nobody'", "SELECT pg_reload_conf()")
+        with pytest.raises(Unavailable, match="take it out of synchronous_standby_names") as told:
+            await asyncio.wait_for(_send_until_refused(driver), BOUND_S)
+        assert told.value.code == "outcome_unknown"
+        await execute(engine.url, "ALTER SYSTEM RESET synchronous_standby_names", "SELECT pg_reload_conf()")
+        await is_taken(driver, 2_000_000)
+        await engine.close()
+    finally:
+        await asyncio.to_thread(server.stop)
+
+
+async def _send_until_refused(driver: LedgerDriver) -> None:
+    """Until the server has read the setting, commits do not wait."""
+    for number in range(1_000_000):
+        await driver.send(make_task(number))
+
+
 async def _commit_once_it_waits(url: str) -> None:
     """Commits when the session has read the new setting."""
     connection = await asyncpg.connect(url)
@@ -312,13 +341,13 @@ async def test_a_full_disk_of_the_database_is_said_and_room_is_all_that_it_needs
 
 async def test_no_connection_holds_locks_for_ever_after_its_client_vanished(databases: Databases) -> None:
     url = await databases.borrow()
-    connections = Connections(url)
-    await connections.open()
+    opened = Connections(url)
+    await opened.open()
     try:
-        async with connections.transaction() as db:
+        async with opened.transaction() as db:
             assert await db.fetchval("SHOW idle_in_transaction_session_timeout") == "10s"
     finally:
-        await connections.close()
+        await opened.close()
         await databases.give_back(url)
 
 
@@ -326,23 +355,23 @@ async def test_a_read_whose_connection_is_dropped_once_its_statement_is_prepared
     databases: Databases, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = await databases.borrow()
-    connections = Connections(url)
-    await connections.open()
+    opened = Connections(url)
+    await opened.open()
     prepare: Callable[..., Awaitable[Any]] = asyncpg.Connection._get_statement
 
     async def prepare_and_drop(*given: Any, **named: Any) -> Any:
         prepared = await prepare(*given, **named)
-        connections.drop_all()
+        opened.drop_all()
         await asyncio.sleep(0)
         return prepared
 
     monkeypatch.setattr(asyncpg.Connection, "_get_statement", prepare_and_drop)
     try:
         with pytest.raises(Unavailable, match="cannot be reached"):
-            await connections.fetch(Statement("SELECT 1"), {})
+            await opened.fetch(Statement("SELECT 1"), {})
     finally:
         monkeypatch.undo()
-        await connections.close()
+        await opened.close()
         await databases.give_back(url)
 
 

@@ -355,3 +355,40 @@ async def test_a_command_that_the_database_refuses_fails_alone(engine: PostgresE
         await connection.close()
     await a.send(make_task(7))
     assert sorted(await a.queued_ids()) == sorted(task_id(each) for each in range(20))
+    assert isinstance(a.ledger, PostgresLedger)
+    before = a.ledger._writer.seq
+    await asyncio.gather(*(a.cancel(task_id(each)) for each in range(20)))
+    assert a.ledger._writer.seq - before <= 6, "as many go together again as before"
+
+
+async def test_a_record_that_the_database_refuses_takes_later_records_of_its_job_with_it(
+    engine: PostgresEngine, a: LedgerDriver
+) -> None:
+    """The batch is divided, and the later records come into another part of it, or wait behind it."""
+    await a.send(make_task(0))
+    await a.send(make_task(1))
+    refused, other = await a.take(count=2)
+    connection = await asyncpg.connect(engine.url)
+    try:
+        await connection.execute(
+            """
+            CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+            BEGIN
+                IF NEW.body LIKE '%refused%' THEN RAISE data_exception; END IF;
+                RETURN NEW;
+            END $$;
+            CREATE TRIGGER refuse BEFORE INSERT ON events FOR EACH ROW EXECUTE FUNCTION refuse();
+            """
+        )
+        words = [(refused, "refused"), *((other, str(number)) for number in range(4)), (refused, "later")]
+        answers = await asyncio.gather(
+            *(advance(a.ledger, leased, StatusUpdate(word)) for leased, word in words), return_exceptions=True
+        )
+        assert [isinstance(each, asyncpg.DataError) for each in answers] == [True, *(False,) * 4, True]
+        await advance(a.ledger, refused, StatusUpdate("after it"))
+    finally:
+        await connection.execute("DROP TRIGGER refuse ON events; DROP FUNCTION refuse")
+        await connection.close()
+    for leased, texts in ((refused, ["after it"]), (other, ["0", "1", "2", "3"])):
+        steps = await a.ledger.steps(leased.task.id, 2, 10)
+        assert [step.what.text for step in steps if isinstance(step.what, StatusUpdate)] == texts

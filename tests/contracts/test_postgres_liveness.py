@@ -255,7 +255,7 @@ async def test_a_node_that_stands_still_within_a_transaction_keeps_nobody_from_s
             )
             await until(lambda: holding.fetchval(lapsed))
             since_s = asyncio.get_running_loop().time()
-            await until(lambda: membership(b).heard_s > since_s + LEASE_MS / 1_000)
+            await until(lambda: membership(b)._fresh_s > since_s + LEASE_MS / 1_000)
             await until(lambda: serves(b, 1))
             assert b.ledger.alive("a", a.ledger.boot), "what it had under way may be committed yet"
     finally:
@@ -341,8 +341,8 @@ async def test_the_loss_of_commits_stays_refused_when_a_new_run_writes_as_many_a
     again = await joined(engine, "b")
     for number in range(10, 20):
         await again.send(make_task(number))
-    beaten_s = membership(a).heard_s
-    await until(lambda: membership(a).heard_s > beaten_s + 2 * LEASE_MS / 1_000)
+    beaten_s = membership(a)._fresh_s
+    await until(lambda: membership(a)._fresh_s > beaten_s + 2 * LEASE_MS / 1_000)
     with refused("ledger_rolled_back", 503):
         await a.send(make_task(30))
 

@@ -177,8 +177,8 @@ async def test_a_loss_that_cannot_be_written_down_is_refused_and_written_down_la
     await a.send(make_task(1))
     await lose(engine, "a", 1)
     await is_refused(a)
-    beaten_s = membership(a).heard_s
-    await until(lambda: membership(a).heard_s > beaten_s + LEASE_MS / 1_000)
+    beaten_s = membership(a)._fresh_s
+    await until(lambda: membership(a)._fresh_s > beaten_s + LEASE_MS / 1_000)
     logged = [each for each in caplog.records if each.getMessage() == "ledger.loss_not_saved"]
     assert [each.levelno for each in logged] == [logging.WARNING], "once, however often it is tried"
     path.parent.mkdir()

@@ -106,7 +106,7 @@ async def test_what_one_erases_the_other_hears_of(a: LedgerDriver, b: LedgerDriv
     await a.drain()
     membership = ledger_of(b)._membership
     membership.beat_now()
-    await until(lambda: ledger_of(b)._history.erased_count is not None)
+    await until(lambda: ledger_of(b)._erased_count is not None)
     heard: list[str] = []
     b.ledger.on_erased(lambda: heard.append("erased"))
     erased = await a.ledger.erase_tasks(EraseTasks(tenant="", before_ms=a.clock.now_ms + 1))
@@ -120,19 +120,19 @@ async def test_counts_that_are_put_together_are_no_sign_that_something_was_erase
 ) -> None:
     await a.finish(await a.taken(make_task(1)), ok(task_id(1)))
     await a.drain()
-    history, writer = ledger_of(b)._history, ledger_of(a)._membership._joined.writer
+    look, writer = ledger_of(b)._look_for_erasure, ledger_of(a)._membership._joined.writer
     heard: list[str] = []
     merge = statement("nodes", "merge_counts")
     numbers = {"first_counter": counter_number(writer, 0), "counter": counter_number(writer, 1_000)}
     connection = await asyncpg.connect(engine.url)
     try:
-        await history.look_for_erasure(connection)
+        await look(connection)
         b.ledger.on_erased(lambda: heard.append("erased"))
         kept = "SELECT count(*) FROM counted WHERE 'kept' = ANY(kinds)"
         assert await connection.fetchval(kept) == 1
         await connection.execute(merge.text, *merge.values({"writer": writer, **numbers}))
         assert await connection.fetchval(kept) == 0
-        await history.look_for_erasure(connection)
+        await look(connection)
     finally:
         await connection.close()
     assert heard == []
@@ -268,25 +268,24 @@ async def test_the_tenants_of_many_tasks_of_another_node_are_read_together_for_t
     a: LedgerDriver, b: LedgerDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     collector = FeedCollector(b.ledger, followers_max=1)
-    with collector.following(
-        UiSession("secret", Role.TENANT, Principal(ALICE, operator=False, token_sha256=""), None, 0)
-    ):
+    principal = Principal(ALICE, operator=False, token_sha256="", tenant="acme")
+    caller = Caller(Tenant(name="acme"), "secret", operator=False, name="acme")
+    with collector.following(UiSession("secret", Role.TENANT, principal, caller, 0)):
         for tenant, numbers in (("acme", range(60)), (None, range(60, 80))):
             await a.send_all([make_task(number, tenant=tenant) for number in numbers])
         await until(lambda: len(b.ledger.changes._remote.tasks) == 80)
-        history, reads = ledger_of(b)._history, list[str]()
-        read = history.rows
+        reads, read = list[str](), ledger_of(b)._rows
 
         async def counted(name: str, **values: Any) -> Any:
             reads.append(name)
             return await read(name, **values)
 
-        monkeypatch.setattr(history, "rows", counted)
+        monkeypatch.setattr(b.ledger, "_rows", counted)
         await collector.run_round(counting=False)
-        (told,) = collector.ring.since(collector.ring.start) or ()
-        assert sum(told.more_by_tenant.values()) == told.more == 80 - len(told.tasks)
-        assert told.more_by_tenant["acme"] == 60
-        assert len(reads) <= 2 * len(told.tasks) + 1
+        (only,) = collector.ring.since(collector.ring.start) or ()
+        assert only.more == 80 - len(only.tasks)
+        assert {tenant: len(own.latest) + own.more for tenant, own in only.own.items()} == {"acme": 60}
+        assert len(reads) <= 2 * len(only.tasks) + 1
     collector._ledger.changes.end()
 
 

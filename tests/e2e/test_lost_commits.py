@@ -70,9 +70,15 @@ async def test_a_restart_does_not_forget_lost_commits(tmp_path: Path, url: str) 
     assert sum('"ledger_restored"' in each.row for each in rows) == 1
 
 
-async def test_a_moved_ledger_has_lost_nothing(tmp_path: Path, url: str) -> None:
+async def test_a_ledger_without_its_last_commits_is_moved_once_the_loss_is_accepted(tmp_path: Path, url: str) -> None:
     home = tmp_path / "a"
     await lose_a_commit(home, url)
+    refused = await run(home, url, "ledger", "move", "--out")
+    assert refused.code != 0
+    assert "covenant ledger restored" in refused.err
+    assert (home / LOST_COMMITS_NAME).exists()
+    assert not (home / "journal").exists()
+    assert (await run(home, url, "ledger", "restored")).code == 0
     moved = await run(home, url, "ledger", "move", "--out")
     assert moved.code == 0, moved
     assert not (home / LOST_COMMITS_NAME).exists()

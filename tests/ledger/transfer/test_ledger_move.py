@@ -25,6 +25,8 @@ from covenant.ledger.embedded.fault_points import MOVE_POINTS
 from covenant.ledger.embedded.moved_mark import read_mark
 from covenant.ledger.embedded.open import open_ledger
 from covenant.ledger.machine.identity_commands import WriteAuditRow
+from covenant.ledger.postgres.database_admin import migrate_database
+from covenant.ledger.postgres.migrations import WrongSchema
 from covenant.ledger.postgres.open_postgres import DatabaseUnusable, open_blob_rows, open_postgres_ledger
 from covenant.ledger.postgres.postgres_ledger import PostgresLedger
 from covenant.ledger.transfer.database_contents import MOVED, NOT_MOVED
@@ -243,6 +245,28 @@ async def test_a_ledger_is_moved_out_once_and_only_from_where_it_is(
     await mover(history, url, homes[0]).move_out()
     with pytest.raises(CannotMove, match=f"already, into the home {homes[0]}"):
         await mover(history, url, homes[1]).move_out()
+
+
+async def test_a_ledger_whose_open_tasks_were_deleted_is_not_moved_out(
+    history: HomeHistory, url: str, tmp_path: Path
+) -> None:
+    await mover(history, url).move_in()
+    connection = await asyncpg.connect(url)
+    await connection.execute("TRUNCATE live")
+    await connection.close()
+    (home := tmp_path / "other").mkdir(mode=0o700)
+    with pytest.raises(WrongSchema, match="covenant ledger restored"):
+        await mover(history, url, home).move_out()
+    assert not (home / "journal").exists()
+
+
+async def test_a_url_whose_password_has_an_unescaped_sign_is_said_to_be_wrong(history: HomeHistory, url: str) -> None:
+    role, _, rest = url.partition("@")
+    signed = f"{role}:se@cret@localhost{rest}"
+    for refuse in (mover(history, signed).move_in(), on_postgres(history, signed), migrate_database(signed)):
+        with pytest.raises(DatabaseUnusable, match=r"ledger\.url cannot be read.* @ as %40") as refusal:
+            await refuse
+        assert "cret" not in str(refusal.value)
 
 
 async def test_a_move_that_was_cut_off_is_not_finished_in_another_database(

@@ -352,6 +352,7 @@ async def move_ledger(settings: Settings, *, out: bool) -> Mapping[str, Any]:
         by=operator_agent(OPERATOR_DISPLAY, key),
         secrets={} if out else await asyncio.to_thread(stored_keys, keystore, key),
         durability=settings.ledger.durability,
+        lost_path=settings.home / LOST_COMMITS_NAME,
     )
     if not out:
         moved = await mover.move_in()

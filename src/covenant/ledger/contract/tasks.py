@@ -12,7 +12,7 @@ from covenant.ledger.contract import Commits
 from covenant.ledger.contract.identities import LAST
 from covenant.ledger.contract.task_query import FoundPage, QueueDepth, TaskCounts, TaskQuery
 from covenant.ledger.machine.entry import Entry
-from covenant.ledger.machine.states import LEASED, State
+from covenant.ledger.machine.states import LEASED
 from covenant.ledger.watchers import QueueWaiter, TaskWatch
 from covenant.model.errors import InvalidParams
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
@@ -23,7 +23,13 @@ from covenant.model.usage import add_usage, read_usage, usage_in
 
 READ_BYTES_MAX: Final = 8 << 20
 """Above this size no further task or result is read for one answer. An answer has at least one, however large."""
-_listing_end = re.compile(r"([0-9a-f]{1,15})-([0-9a-f]{1,16})").fullmatch
+PAGE_BYTES_MAX: Final = 2 * 1024 * 1024
+"""Beyond this size no further task is put on a page. A page has at least one, however large."""
+LEASES_SHOWN_MAX: Final = 1_000
+TREE_DEPTH_MAX: Final = 64
+TREE_NODES_MAX: Final = 10_000
+TREE_BYTES_MAX: Final = 64 << 20
+_page_token: Final = re.compile(r"([0-9a-f]{1,15})-([0-9a-f]{1,16})").fullmatch
 
 
 class QueueEntry(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
@@ -40,11 +46,12 @@ class QueueEntry(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defau
     holder_lost: bool = False
 
 
-def queue_entry(
-    state: State, task: Task, attempt: int, created_at_ms: int, lease: Lease | None, *, holder_lost: bool
-) -> QueueEntry:
-    line = QueueEntry(state=state.wire_name, task=task, attempt=attempt, created_at_ms=created_at_ms)
-    if state is not LEASED or lease is None:
+def queue_entry(entry: Entry, *, holder_lost: bool) -> QueueEntry:
+    line = QueueEntry(
+        state=entry.state.wire_name, task=entry.task, attempt=entry.attempt, created_at_ms=entry.accepted_at_ms
+    )
+    lease = entry.lease
+    if entry.state is not LEASED or lease is None:
         return line
     return msgspec.structs.replace(
         line,
@@ -87,16 +94,6 @@ class ListQuery(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     artifacts: bool = False
     """Without it, steps that write to an artifact are left out, and cost nothing."""
 
-    @property
-    def place(self) -> tuple[int, int]:
-        """The place after which the page begins: a time of the last change, and a task's number."""
-        if not self.after:
-            return LAST, LAST
-        found = _listing_end(self.after)
-        if found is None:
-            raise InvalidParams("pageToken", "give the nextPageToken of the page before, or none")
-        return int(found[1], 16), min(int(found[2], 16), LAST)
-
 
 class Listing(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The steps of each task. `next` is opaque, and empty on the last page; `total` counts the matching tasks."""
@@ -104,6 +101,21 @@ class Listing(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     tasks: tuple[tuple[Step, ...], ...]
     total: int
     next: str
+
+
+def page_token(updated_at_ms: int, no: int) -> str:
+    """The end of a page of a listing: the time of its last task, and that task's number."""
+    return f"{updated_at_ms:x}-{no:x}"
+
+
+def read_page_token(token: str) -> tuple[int, int]:
+    """The time and the number before which the page begins. Raises InvalidParams."""
+    if not token:
+        return LAST, LAST
+    found = _page_token(token)
+    if found is None:
+        raise InvalidParams("pageToken", "give the nextPageToken of the page before, or none")
+    return int(found[1], 16), min(int(found[2], 16), LAST)
 
 
 class TaskScope(msgspec.Struct, frozen=True, gc=False, kw_only=True):

@@ -35,7 +35,6 @@ from covenant.ledger.contract.tasks import (
     ListQuery,
     Parties,
     Queue,
-    QueueEntry,
     QueueQuery,
     TaskDetail,
     TaskRow,
@@ -304,7 +303,8 @@ def live_queue(state: LedgerState, query: QueueQuery, now_ms: int, alive: Alive)
     waiting = (entry for entry in _waiting(state) if _matches(entry, query, now_ms))
     chosen = islice(chain(nsmallest(query.limit, leased, rank), queued, waiting), query.limit)
     results = live_results(state, query.viewer, query.limit, newest_first=False)
-    return Queue(tuple(_queue_entry(entry, alive) for entry in chosen), tuple(results))
+    lines = tuple(queue_entry(entry, holder_lost=entry.holder_lost(alive)) for entry in chosen)
+    return Queue(lines, tuple(results))
 
 
 def live_page(state: LedgerState, query: TaskQuery, alive: Alive) -> FoundPage:
@@ -407,11 +407,6 @@ def _matches(entry: Entry, query: QueueQuery, now_ms: int) -> bool:
     if within_ms is not None and (deadline_ms is None or deadline_ms > now_ms + within_ms):
         return False
     return _has_part(entry, query.viewer)
-
-
-def _queue_entry(entry: Entry, alive: Alive) -> QueueEntry:
-    lost = entry.holder_lost(alive)
-    return queue_entry(entry.state, entry.task, entry.attempt, entry.accepted_at_ms, entry.lease, holder_lost=lost)
 
 
 class Storage(Protocol):

@@ -404,12 +404,7 @@ class LedgerState(RegisterIndex, PushIndex, PeerIndex):
         return found
 
     def forgettable(self, now_ms: int, count: int, ages: Ages) -> Sequence[Entry]:
-        found: list[Entry] = []
-        for entry in self.settled(None, count):
-            if ages.age_ms(entry.updated_at_ms, now_ms) <= self.limits.retention_ms:
-                break
-            found.append(entry)
-        return found
+        return effects.forgettable(self.settled(None, count), self.limits.retention_ms, now_ms, ages)
 
     def cached(self, key: CacheKey) -> Cached | None:
         return self.cache.get(key)

@@ -7,6 +7,8 @@ with the tasks or results that it was given. A peer whose envelope was received 
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
+from itertools import takewhile
 from typing import Final
 
 from msgspec.structs import replace
@@ -25,6 +27,7 @@ from covenant.ledger.machine.events import (
     TaskSettled,
 )
 from covenant.ledger.machine.view import Cached, Remembered
+from covenant.model.clock_steps import Ages
 from covenant.model.ids import PublicKey
 from covenant.model.peers.delegation import LoggedMessage, OutboxMessage, OutboxMove, Peer, ReceivedEnvelope
 from covenant.model.push import Push, PushMove
@@ -135,6 +138,11 @@ def query_logged(before: Peer | None, peer: Peer, ts_ms: int) -> LoggedMessage |
     if challenge is None or (before is not None and before.challenge == challenge):
         return None
     return LoggedMessage(at_ms=ts_ms, direction="sent", peer=peer.id, typ=QUERY, id=challenge.nonce[:QUERY_ID_CHARS])
+
+
+def forgettable(results: Iterable[Entry], retention_ms: int, now_ms: int, ages: Ages) -> list[Entry]:
+    """Those of the undrained results, the oldest first, that are older than the retention time."""
+    return list(takewhile(lambda entry: ages.age_ms(entry.updated_at_ms, now_ms) > retention_ms, results))
 
 
 def last_heard(peer: Peer, ts_ms: int) -> Peer:

@@ -11,7 +11,7 @@ import asyncpg
 import msgspec
 from msgspec.structs import replace
 
-from covenant.ledger.contract.identities import AuditMark, AuditRecord
+from covenant.ledger.contract.identities import LAST, AuditMark, AuditRecord
 from covenant.ledger.postgres.connections import Connections, fetch_rows
 from covenant.ledger.postgres.stored_task import Row
 from covenant.model.grant import GENESIS, AuditHead, AuditReport, AuditVerification, StoredRow
@@ -50,12 +50,11 @@ _text: Final = msgspec.json.Decoder(_Text).decode
 _anchor_row: Final = msgspec.json.Decoder(_AnchorRow).decode
 
 
-class AuditLog:
-    def __init__(self, connections: Connections) -> None:
-        self._connections = connections
+class AuditReads:
+    _connections: Connections
 
-    async def recent(
-        self, issuer: PublicKey | None, limit: int, since_ms: int | None, before_ms: int, below: int
+    async def audit_recent(
+        self, issuer: PublicKey | None, limit: int, since_ms: int | None, before_ms: int = LAST, below: int = LAST
     ) -> Sequence[AuditRecord]:
         rows = await self._connections.rows(
             "audit", "recent", issuer=issuer, count=limit, since_ms=since_ms or 0, before_ms=before_ms, below=below
@@ -63,16 +62,22 @@ class AuditLog:
         # Converted, so that a column of another type is found here.
         return tuple(msgspec.convert([_record(row) for row in rows], list[AuditRecord]))
 
-    async def before(self, before_ms: int) -> Sequence[AuditMark]:
+    async def audit_before(self, before_ms: int) -> Sequence[AuditMark]:
         rows = await self._connections.rows("audit", "before", before_ms=before_ms)
         return tuple(AuditMark(row["rows"], row["through"], row["chain_hash"], row["chain"]) for row in rows)
 
-    async def heads(self) -> Sequence[AuditMark]:
+    async def audit_heads(self) -> Sequence[AuditMark]:
         rows = await self._connections.rows("audit", "heads")
         marks = [AuditMark(row["audit_index"], row["audit_index"], row["audit_hash"], row["chain"]) for row in rows]
         return marks if len(marks) > 1 else ()
 
-    async def verify(self, *, whole: bool) -> AuditReport:
+    async def audit_verify(self) -> AuditReport:
+        return await self._verify(whole=True)
+
+    async def audit_verify_new(self) -> AuditReport:
+        return await self._verify(whole=False)
+
+    async def _verify(self, *, whole: bool) -> AuditReport:
         """Verifies the chains, each from its anchor to the head in its writer's row."""
         reports: list[tuple[str, AuditHead, AuditReport]] = []
         cut: dict[tuple[str, str], str] = {}

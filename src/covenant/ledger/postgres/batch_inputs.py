@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Final
 
 import asyncpg
@@ -86,14 +86,6 @@ class BatchInputs:
         self.recent.remember(work)
         if len(self._turns) > RECENT_MAX:
             self._turns.clear()  # the order of turns is lost, and the longest waiting recipients come first
-
-    def note_added(self, queue: Iterable[tuple[str, int]], results: Iterable[tuple[str, int]]) -> None:
-        self.queue_floors.note_added(queue)
-        self.result_floors.note_added(results)
-
-    def note_taken(self, queue: Iterable[tuple[str, int]], results: Iterable[tuple[str, int]]) -> None:
-        self.queue_floors.note_taken(queue)
-        self.result_floors.note_taken(results)
 
     def forget(self) -> None:
         self.head = None

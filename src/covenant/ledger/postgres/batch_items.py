@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -28,6 +28,7 @@ from covenant.ledger.machine.commands import (
     Take,
     TaskCommand,
 )
+from covenant.ledger.machine.event_codec import encode_events
 from covenant.ledger.machine.events import AnyEvent
 from covenant.ledger.machine.identity_commands import WriteAuditRow
 from covenant.ledger.machine.peer_commands import ReceiveFromPeer
@@ -35,6 +36,7 @@ from covenant.ledger.postgres.batch_state import BatchState
 from covenant.ledger.postgres.missing_rows import Want, WantQueue, WantRequest, WantResults, WantShared, WantTask
 from covenant.ledger.postgres.news import Topics
 from covenant.ledger.postgres.registers import RegisterRow
+from covenant.model.errors import Refusal
 from covenant.model.ids import PublicKey
 from covenant.model.task import DELEGATION, cache_key, weigh
 
@@ -66,11 +68,6 @@ TOGETHER: Final = (
 
 _encode: Final = msgspec.json.Encoder().encode
 _decode_raws: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
-
-
-def split_events(encoded: bytes, count: int) -> list[bytes]:
-    """Splits an encoded list of `count` events into the text of each."""
-    return [encoded[1:-1]] if count == 1 else [bytes(raw) for raw in _decode_raws(encoded)]
 
 
 def weigh_command(command: Command[Any]) -> int:
@@ -161,9 +158,18 @@ class Item:
         return self._bytes
 
 
-def fail_all(items: Iterable[Item], error: Exception) -> None:
-    for item in items:
-        item.fail(error)
+def apply_decision(
+    work: BatchState, item: Item, answer: Any, refusal: Refusal | None, events: Sequence[AnyEvent]
+) -> None:
+    """Applies the decision about a command. Raises Missing or a Refusal, and then nothing is applied."""
+    work.check(events)
+    kept: list[AnyEvent] = []
+    if events:
+        encoded, kept = encode_events(events)
+        texts = [encoded[1:-1]] if len(kept) == 1 else [bytes(raw) for raw in _decode_raws(encoded)]
+        work.apply(kept, texts, item.ts_ms)
+        item.set_size(len(encoded))
+    item.answer, item.error, item.events = answer, refusal, kept
 
 
 class DecidedBatch(msgspec.Struct, frozen=True):
@@ -177,11 +183,11 @@ class DecidedBatch(msgspec.Struct, frozen=True):
     registers: Sequence[RegisterRow]
 
 
-def next_batch(waiting: deque[Item]) -> list[Item]:
-    """The commands to decide together: as many as wait, or one that is a batch of its own."""
+def next_batch(waiting: deque[Item], count: int) -> list[Item]:
+    """The commands to decide together: up to `count` of those that wait, or one that is a batch of its own."""
     batch: list[Item] = []
     size = 0
-    while waiting and len(batch) < BATCH_MAX and size < BATCH_BYTES_MAX:
+    while waiting and len(batch) < count and size < BATCH_BYTES_MAX:
         together = isinstance(waiting[0].command, TOGETHER)
         if not together and batch:
             break
@@ -195,9 +201,12 @@ def next_batch(waiting: deque[Item]) -> list[Item]:
     return batch
 
 
-def hints(batch: Sequence[Item]) -> list[Want]:
-    """The rows that these commands read first. They are loaded together, and not one after the other."""
-    wants: list[Want] = []
+def hints(batch: Sequence[Item], work: BatchState, *, careful: bool) -> list[Want[Any]]:
+    """The rows that these commands read first. They are loaded together, and not one after the other.
+
+    Ids that this node has just made are new, unless `careful`.
+    """
+    wants: list[Want[Any]] = []
     queues: dict[PublicKey, int] = {}
     results: dict[PublicKey | None, int] = {}
     for item in batch:
@@ -208,7 +217,9 @@ def hints(batch: Sequence[Item]) -> list[Want]:
             wants.append(WantTask(command.task_id))
         elif isinstance(command, Accept):
             task, key = command.task, cache_key(command.task)
-            if not command.minted:
+            if command.minted and not careful:
+                work.new_task(task.id)
+            else:
                 wants.append(WantTask(task.id))
             if command.starter is not None:
                 # No task starts before one that waits, also at another node.

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import asyncpg
-import msgspec
 
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.states import DRAINED, LEASED, SETTLED
@@ -20,11 +19,12 @@ from covenant.ledger.postgres.news import encode_topics
 from covenant.ledger.postgres.node_runs import Joined
 from covenant.ledger.postgres.queue_head import Floors
 from covenant.ledger.postgres.registers import RegisterRow
-from covenant.ledger.postgres.stored_task import BIGINT_MAX, Slot, column, encode_head, encode_rest
+from covenant.ledger.postgres.stored_task import BIGINT_MAX, Slot, column, encode_head, encode_rest, encode_text
 from covenant.ledger.register_index import idle_at_ms
+from covenant.model.push import Push
+from covenant.model.settings import Limits
 
-_encode: Final = msgspec.json.Encoder().encode
-_IDS: Final = ("id_task_ids", "id_nos")
+IDS: Final = ("id_task_ids", "id_nos")
 _HELD: Final = ("held_nos", "held_ns")
 COUNTED_LEVEL: Final = 13
 """From this level of the schema on, a batch counts in one row."""
@@ -52,9 +52,9 @@ TASKS: Final = _columns_of(
     updated_at_ms generation turn attempt settled_place ended_n error_message rest sender_display recipient_display
     task_kind idempotency_key deadline_ms remote cause intent size""",
 )
-_EVENTS: Final = _columns_of("e", "no n generation ts_ms kind body")
-_QUEUE: Final = _columns_of("q", "recipient place no")
-_RESULTS: Final = _columns_of("r", "sender place no")
+EVENTS: Final = _columns_of("e", "no n generation ts_ms kind body")
+QUEUE: Final = _columns_of("q", "recipient place no")
+RESULTS: Final = _columns_of("r", "sender place no")
 _AUDIT: Final = _columns_of("a", "idx place ts_ms issuer chain_hash row")
 
 
@@ -98,6 +98,11 @@ def task_row(entry: Entry, slot: Slot) -> tuple[Any, ...]:
         *(slot.ended_n, _error(entry), encode_rest(entry), task.sender.display, task.recipient.display),
         *(task_kind, idempotency_key, _deadline_ms(entry), remote, _cause(entry), slot.intent, slot.size),
     )
+
+
+def push_row(push: Push, made: int, limits: Limits) -> tuple[Any, ...]:
+    idle_ms = idle_at_ms(push, push.moved_at_ms, limits) if push.ended is not None else None
+    return push.task_id, column(push.id), made, idle_ms, encode_text(push)
 
 
 def _filter_columns(entry: Entry) -> tuple[str | None, str | None, bool]:
@@ -175,25 +180,30 @@ def _rows_of(work: BatchState) -> dict[str, Any]:
                 back.append(slot.no)
     values: dict[str, Any] = {}
     for names, rows in (
-        (_IDS, ids),
+        (IDS, ids),
         (LIVE, new),
         (_MOVED, moved),
         (TASKS, ended),
         (_HELD, sorted(held)),
-        (_EVENTS, work.events),
-        (_QUEUE, [(*at, no) for at, no in work.queue_in.items()]),
-        (_RESULTS, [(*at, no) for at, no in work.results_in.items()]),
+        (EVENTS, work.events),
+        (QUEUE, [(*at, no) for at, no in work.queue.added.items()]),
+        (RESULTS, [(*at, no) for at, no in work.results.added.items()]),
         (_AUDIT, work.audit),
     ):
         if rows:
-            values |= zip(names, map(list, zip(*rows, strict=True)), strict=True)
+            values |= _arrays(names, rows)
     if gone:
         values["gone_nos"] = gone
     if back:
         values["back_nos"] = back
     if work.started:
         values["started"] = list(work.started)
-    return values | _removed("ql", "recipient", work.queue_out) | _removed("rl", "sender", work.results_out)
+    return values | _removed("ql", "recipient", work.queue.removed) | _removed("rl", "sender", work.results.removed)
+
+
+def _arrays(names: Iterable[str], rows: Iterable[tuple[Any, ...]]) -> dict[str, list[Any]]:
+    """The columns of rows."""
+    return dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
 
 
 def _removed(prefix: str, name: str, places: Iterable[tuple[str, int]]) -> dict[str, Any]:
@@ -236,23 +246,11 @@ def _rare_writes(work: BatchState, chain: str) -> Iterable[tuple[str, dict[str, 
     if work.uses_put:
         yield "uses", {"signatures": list(work.uses_put), "used": list(work.uses_put.values())}
     if work.pushes_put:
-        pushes = list(work.pushes_put.values())
-        yield (
-            "pushes",
-            {
-                "task_ids": [push.task_id for push in pushes],
-                "ids": [column(push.id) for push in pushes],
-                "made": [work.next_place() for _ in pushes],
-                "idle_at_ms": [
-                    idle_at_ms(push, push.moved_at_ms, work.limits) if push.ended is not None else None
-                    for push in pushes
-                ],
-                "bodies": [_encode(push).decode() for push in pushes],
-            },
-        )
+        pushes = [push_row(push, work.next_place(), work.limits) for push in work.pushes_put.values()]
+        yield "pushes", _arrays(("task_ids", "ids", "made", "idle_at_ms", "bodies"), pushes)
     if work.pushes_gone:
-        task_ids, ids = zip(*work.pushes_gone, strict=True)
-        yield "pushes_gone", {"task_ids": list(task_ids), "ids": [column(each) for each in ids]}
+        gone = [(task_id, column(push_id)) for task_id, push_id in work.pushes_gone]
+        yield "pushes_gone", _arrays(("task_ids", "ids"), gone)
     for name, values in work.peer_writes:
         yield name, {key: column(value) if isinstance(value, str) else value for key, value in values.items()}
     if work.purged is not None:
@@ -267,21 +265,12 @@ def _requests(work: BatchState) -> Iterable[tuple[str, dict[str, Any]]]:
     # A new row is inserted plainly: if another node had the same request meanwhile, this batch is decided again.
     for name, is_new in (("new_requests", True), ("requests", False)):
         rows = [
-            (key[0], column(key[1]), column(key[2]), place, _encode(remembered).decode())
+            (key[0], column(key[1]), column(key[2]), place, encode_text(remembered))
             for key, (place, remembered) in work.requests_put.items()
             if (key in work.requests_new) is is_new
         ]
         if rows:
-            yield (
-                name,
-                dict(
-                    zip(
-                        ("verbs", "holders", "request_ids", "places", "given"),
-                        map(list, zip(*rows, strict=True)),
-                        strict=True,
-                    )
-                ),
-            )
+            yield name, _arrays(("verbs", "holders", "request_ids", "places", "given"), rows)
 
 
 def _shared(work: BatchState) -> Iterable[tuple[str, dict[str, Any]]]:
@@ -293,9 +282,9 @@ def _shared(work: BatchState) -> Iterable[tuple[str, dict[str, Any]]]:
         rows = [
             (
                 key_text(each.key),
-                _encode(each.key).decode(),
+                encode_text(each.key),
                 each.leader,
-                _encode(each.cached).decode() if each.cached is not None else None,
+                encode_text(each.cached) if each.cached is not None else None,
                 each.cached.cached_at_ms if each.cached is not None else None,
                 each.cached_bytes,
                 each.cached_place,
@@ -305,7 +294,7 @@ def _shared(work: BatchState) -> Iterable[tuple[str, dict[str, Any]]]:
         ]
         if rows:
             names = ("keys", "names", "leaders", "cached", "cached_at_ms", "cached_bytes", "cached_places")
-            yield name, dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
+            yield name, _arrays(names, rows)
     if gone:
         yield "shared_gone", {"keys": gone}
 
@@ -320,5 +309,5 @@ async def write_registers(
         kinds=[row.kind for row in rows],
         names=[column(row.name) for row in rows],
         made=[work.next_place() for _ in rows],
-        bodies=[_encode(row.body).decode() if row.body is not None else None for row in rows],
+        bodies=[encode_text(row.body) if row.body is not None else None for row in rows],
     )

@@ -41,7 +41,9 @@ from covenant.ledger.machine.view import Account, Archived, Remembered
 from covenant.ledger.postgres.cache_rows import SharedRows
 from covenant.ledger.postgres.counters import ALL, KEPT_BYTES, Counters, contribution
 from covenant.ledger.postgres.missing_rows import (
+    LoadedRows,
     Missing,
+    Want,
     WantBody,
     WantDue,
     WantLeases,
@@ -55,7 +57,7 @@ from covenant.ledger.postgres.missing_rows import (
 )
 from covenant.ledger.postgres.peer_rows import PeerRows
 from covenant.ledger.postgres.push_rows import PushRows
-from covenant.ledger.postgres.queue_head import QueueHead, put_in, queue_place, take_out
+from covenant.ledger.postgres.queue_head import BatchLines, QueueHead, queue_place
 from covenant.ledger.postgres.register_view import RegisterView
 from covenant.ledger.postgres.registers import Registers
 from covenant.ledger.postgres.stored_task import BIGINT_MAX, NOT_KEPT, Slot, column, encode_event, is_task_event
@@ -89,12 +91,12 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
         turns: dict[str, int],
         used: Callable[[TaskId], dict[str, Any] | None] | None = None,
     ) -> None:
-        RegisterView.__init__(self)
+        LoadedRows.__init__(self)
+        RegisterView.__init__(self, registers)
         SharedRows.__init__(self)
         PushRows.__init__(self)
         PeerRows.__init__(self)
         self.limits = limits
-        self.registers = registers
         self.base = base
         """The counts before this batch."""
         self.counts = Counters()
@@ -108,21 +110,10 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
         self.slots: dict[TaskId, Slot] = {}
         self._archived: dict[TaskId, Archived | None] = {}
         self._erased: set[TaskId] = set()
-        self._bodies: dict[TaskId, Task] = {}
-        self._queues: dict[PublicKey, QueueHead] = {}
-        self._recipients: dict[str, int] | None = None
-        self._results: dict[PublicKey | None, QueueHead] = {}
-        self._leases: list[TaskId] | None = None
-        self._due: list[TaskId] | None = None
-        self._orphans: list[TaskId] | None = None
-        self._requests: dict[RequestKey, Remembered | None] = {}
+        self.queue, self.results = BatchLines(), BatchLines(of_all=True)
         # The changes to write.
         self.moved: dict[TaskId, None] = {}
         self.events: list[tuple[int, int, int, int, str, str]] = []
-        self.queue_in: dict[tuple[str, int], int] = {}
-        self.queue_out: dict[tuple[str, int], None] = {}
-        self.results_in: dict[tuple[str, int], int] = {}
-        self.results_out: dict[tuple[str, int], None] = {}
         self.started: dict[str, None] = {}
         """Recipients whose new task began at once: no other task may be queued for them."""
         self.requests_put: dict[RequestKey, tuple[int, Remembered]] = {}
@@ -162,41 +153,17 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
         if slot is not None:
             self.slots[task_id] = slot
         if archived is not None and archived.task is not None:
-            self._bodies[task_id] = archived.task
-
-    def load_body(self, task_id: TaskId, task: Task) -> None:
-        self._bodies[task_id] = task
+            self.load(WantBody(task_id), archived.task)
 
     def new_task(self, task_id: TaskId) -> None:
         """Notes that a new id belongs to no task yet."""
         self.entries.setdefault(task_id, None)
         self._archived.setdefault(task_id, None)
 
-    def load_queue(self, recipient: PublicKey, rows: Sequence[tuple[int, TaskId]], limit: int) -> None:
-        self._queues.setdefault(recipient, QueueHead()).load(rows, limit)
-
-    def load_recipients(self, recipients: dict[str, int]) -> None:
-        self._recipients = recipients
-
-    def load_results(self, sender: PublicKey | None, rows: Sequence[tuple[int, TaskId]], limit: int) -> None:
-        self._results.setdefault(sender, QueueHead()).load(rows, limit)
-
-    def load_leases(self, task_ids: list[TaskId]) -> None:
-        self._leases = task_ids
-
-    def load_due(self, task_ids: list[TaskId]) -> None:
-        self._due = task_ids
-
     def load_erased(self, task_id: TaskId) -> None:
         """Notes that only the id of a task is left."""
         self.load_archived(task_id, None, None)
         self._erased.add(task_id)
-
-    def load_orphans(self, task_ids: list[TaskId]) -> None:
-        self._orphans = task_ids
-
-    def load_request(self, key: RequestKey, remembered: Remembered | None) -> None:
-        self._requests.setdefault(key, remembered)
 
     # Reads of decisions
 
@@ -216,10 +183,7 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
     def task(self, entry: Entry) -> Task | None:
         if not entry.body_on_disk:
             return entry.task
-        task = self._bodies.get(entry.task.id)
-        if task is None:
-            raise Missing(WantBody(entry.task.id))
-        return task
+        return self.loaded(WantBody(entry.task.id))
 
     def _known(self, task_ids: Sequence[TaskId]) -> list[Entry]:
         missing = [WantTask(task_id) for task_id in task_ids if self.entries.get(task_id) is None]
@@ -230,22 +194,22 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
     def queued(self, recipient: PublicKey | None, count: int) -> Sequence[Entry]:
         if recipient is None:
             return self._queued_in_turn(count)
-        lane = self._queues.setdefault(recipient, QueueHead())
-        found = lane.first(count)
+        return self._first(self.queue.heads[recipient], count, lambda wanted: WantQueue(recipient, wanted))
+
+    def _first(self, head: QueueHead, count: int, want: Callable[[int], Want[None]]) -> Sequence[Entry]:
+        found = head.first(count)
         if found is None:
-            raise Missing(WantQueue(recipient, lane.wanted(count)))
+            raise Missing(want(head.wanted(count)))
         return self._known(found)
 
     def _queued_in_turn(self, count: int) -> Sequence[Entry]:
         """The oldest task of each recipient, then the second of each, and so on."""
-        if self._recipients is None:
-            raise Missing(WantRecipients())
-        order = sorted(self._recipients, key=lambda each: max(self._turns.get(each, 0), self._recipients[each]))  # type: ignore[index]
-        order = order[:count]
+        recipients = self.loaded(WantRecipients())
+        order = sorted(recipients, key=lambda each: max(self._turns.get(each, 0), recipients[each]))[:count]
         each_count = count if len(order) * count <= IN_TURN_MAX else 1
         lanes, missing = [], []
         for recipient in map(PublicKey, order):
-            lane = self._queues.setdefault(recipient, QueueHead())
+            lane = self.queue.heads[recipient]
             found = lane.first(each_count)
             if found is None:
                 missing.append(WantQueue(recipient, lane.wanted(each_count)))
@@ -258,7 +222,7 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
 
     def queued_count(self, recipient: PublicKey) -> int:
         """The count as of the last news, but at least one if a task was loaded."""
-        counted, head = self._count("queued", recipient), self._queues.get(recipient)
+        counted, head = self._count("queued", recipient), self.queue.heads.get(recipient)
         return max(counted, len(head.first(1) or ()) if head is not None and counted <= 0 else 0)
 
     def account(self, name: str) -> Account:
@@ -267,11 +231,7 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
         return account
 
     def settled(self, sender: PublicKey | None, count: int) -> Sequence[Entry]:
-        lane = self._results.setdefault(sender, QueueHead())
-        found = lane.first(count)
-        if found is None:
-            raise Missing(WantResults(sender, lane.wanted(count)))
-        return self._known(found)
+        return self._first(self.results.heads[sender], count, lambda wanted: WantResults(sender, wanted))
 
     def settled_count(self, sender: PublicKey) -> int:
         return self._count("settled", sender)
@@ -283,17 +243,15 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
         return self.base.get(kind, lane) + self.counts.get(kind, lane)
 
     def leases(self) -> Iterator[Entry]:
-        if self._leases is None:
-            raise Missing(WantLeases(LOOK_MAX))
-        return iter(self._known(self._leases))
+        task_ids = self.loaded(WantLeases(LOOK_MAX))
+        return iter(self._known(task_ids))
 
     def due(self, now_ms: int, count: int, ages: Ages) -> Sequence[Entry]:
         """Due tasks, at most one of a cache key at a time: settling one may change the others."""
-        if self._due is None:
-            raise Missing(WantDue(BIGINT_MAX, LOOK_MAX) if ages.steps else WantDue(now_ms, count))
+        task_ids = self.loaded(WantDue(BIGINT_MAX, LOOK_MAX) if ages.steps else WantDue(now_ms, count))
         keys: set[CacheKey] = set()
         found: list[Entry] = []
-        for entry in self._known(self._due):
+        for entry in self._known(task_ids):
             moment_ms, key = entry.due_at_ms(now_ms, ages), entry.cache_key
             if moment_ms is None or moment_ms > now_ms or key in keys:
                 continue
@@ -306,23 +264,13 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
         return self._used(task_id) if self._used is not None else None
 
     def orphans(self, count: int) -> Sequence[Entry]:
-        if self._orphans is None:
-            raise Missing(WantOrphans(count))
-        return self._known(self._orphans[:count])
+        return self._known(self.loaded(WantOrphans(count))[:count])
 
     def forgettable(self, now_ms: int, count: int, ages: Ages) -> Sequence[Entry]:
-        found: list[Entry] = []
-        for entry in self.settled(None, count):
-            if ages.age_ms(entry.updated_at_ms, now_ms) <= self.limits.retention_ms:
-                break
-            found.append(entry)
-        return found
+        return effects.forgettable(self.settled(None, count), self.limits.retention_ms, now_ms, ages)
 
     def remembered(self, verb: str, holder: PublicKey, request_id: str) -> Remembered | None:
-        key = (verb, holder, request_id)
-        if key not in self._requests:
-            raise Missing(WantRequest(*key))
-        return self._requests[key]
+        return self.loaded(WantRequest(verb, holder, request_id))
 
     # Changes
 
@@ -427,7 +375,7 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
             self.end_pushes(task_id, new.generation)
         elif kind in _GIVES and isinstance(event, (TaskLeased, ResultDrained)) and event.request_id is not None:
             key, remembered = effects.request_given(event, new)
-            self._remember(key, effects.merge_remembered(self._requests.get(key), remembered))
+            self._remember(key, effects.merge_remembered(self.if_loaded(WantRequest(*key)), remembered))
         if new.state is DRAINED:
             self.counts.count("resolved", ALL, new.events)
             self.counts.count(KEPT_BYTES, new.task.tenant or ALL, slot.size)
@@ -441,30 +389,24 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
         if before is after:
             return
         if before is QUEUED:
-            take_out(self.queue_in, self.queue_out, (recipient, slot.place))
-            self._queues.setdefault(recipient, QueueHead()).leave(slot.place)
+            self.queue.leave(recipient, slot.place)
             self._turns[recipient] = self.next_place()
         elif before is SETTLED:
             assert slot.settled_place is not None
-            take_out(self.results_in, self.results_out, (sender, slot.settled_place))
-            for lane in (sender, None):
-                self._results.setdefault(lane, QueueHead()).leave(slot.settled_place)
+            self.results.leave(sender, slot.settled_place)
         if after is QUEUED:
             # A task that goes first returns to its place: no queued task was before it.
             if before is not None and not effects.goes_first(event):
                 slot.place = queue_place(self.next_place(), new.task.priority)
-            put_in(self.queue_in, self.queue_out, (recipient, slot.place), slot.no)
-            self._queues.setdefault(recipient, QueueHead()).enter(slot.place, task_id)
+            self.queue.enter(recipient, slot.place, slot.no, task_id)
             # This task is not counted yet: a recipient that had none comes last.
             if self._count("queued", recipient) <= 0:
                 self._turns[recipient] = self.next_place()
-            if self._recipients is not None:
-                self._recipients.setdefault(recipient, slot.place)
+            if (recipients := self.if_loaded(WantRecipients())) is not None:
+                recipients.setdefault(recipient, slot.place)
         elif after is SETTLED:
             assert slot.settled_place is not None
-            put_in(self.results_in, self.results_out, (sender, slot.settled_place), slot.no)
-            for lane in (sender, None):
-                self._results.setdefault(lane, QueueHead()).enter(slot.settled_place, task_id)
+            self.results.enter(sender, slot.settled_place, slot.no, task_id)
 
     def _recount(self, task_id: TaskId, old: Entry | None) -> None:
         """After a command: replaces a task's earlier counts by its present ones."""
@@ -479,9 +421,10 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
         self.counts.change(before, after)
 
     def _remember(self, key: RequestKey, remembered: Remembered) -> None:
-        if self._requests.get(key) is None:
+        want = WantRequest(*key)
+        if self.if_loaded(want) is None:
             self.requests_new[key] = None
             self.counts.count("requests", ALL, 1)
         place = self.requests_put[key][0] if key in self.requests_put else self.next_place()
-        self._requests[key] = remembered
+        self.load(want, remembered)
         self.requests_put[key] = (place, remembered)

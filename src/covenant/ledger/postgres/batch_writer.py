@@ -19,7 +19,7 @@ import asyncpg
 
 from covenant.ledger.clock import Clock
 from covenant.ledger.contract.identities import RegisterChange
-from covenant.ledger.machine.commands import Accept, Advance, Command
+from covenant.ledger.machine.commands import Advance, Command
 from covenant.ledger.machine.identity_commands import PurgeAudit
 from covenant.ledger.postgres.batch_inputs import BatchInputs
 from covenant.ledger.postgres.batch_items import (
@@ -30,7 +30,6 @@ from covenant.ledger.postgres.batch_items import (
     Fenced,
     Item,
     RolledBack,
-    fail_all,
     hints,
     next_batch,
 )
@@ -53,7 +52,6 @@ from covenant.ledger.postgres.database_errors import (
 )
 from covenant.ledger.postgres.fast_decisions import OpenBatch, is_simple, puts_in_line
 from covenant.ledger.postgres.loader import Loader, decide_loaded
-from covenant.ledger.postgres.missing_rows import WantTask
 from covenant.ledger.postgres.news import topics_of
 from covenant.ledger.postgres.node_runs import Joined
 from covenant.ledger.postgres.nodes import Membership
@@ -104,6 +102,8 @@ class BatchWriter:
         self.failure: str | None = None
         self.conflicts = self.fast = 0
         self._waiting: deque[Item] = deque()
+        self._batch_max = BATCH_MAX
+        """How many commands go together: fewer after a batch that failed, so that one of them fails alone at last."""
         self._open: OpenBatch | None = None
         """The batch that is decided on top of the one being written, and goes next."""
         self._writing = self._ahead_scheduled = self._ahead_stopped = False
@@ -158,17 +158,17 @@ class BatchWriter:
                 try:
                     async with self.at_rest:
                         opened, self._open = self._open, None
-                        batch = opened.items if opened is not None else next_batch(self._waiting)
+                        batch = opened.items if opened is not None else next_batch(self._waiting, self._batch_max)
                         await self._process(batch, opened)
                 except Exception as error:
                     log.exception("ledger.batch_failed")
-                    fail_all(batch, error)
+                    self._refuse(batch, error)
             if self._may_have_recovered() and self.failure is None:
                 async with self.at_rest:
                     await self._probe()
             if self.failure is not None:
                 self._reopen()
-                fail_all(self._waiting, Unavailable("ledger_closed", self.failure))
+                self._connection.fail(self._waiting, Unavailable("ledger_closed", self.failure))
                 self._waiting.clear()
                 return
 
@@ -217,8 +217,11 @@ class BatchWriter:
             except (Conflict, *CONFLICTS) as conflict:
                 self.conflicts += 1
                 log.debug("ledger.conflict", extra={"reason": str(conflict), "commands": len(batch)})
+                if isinstance(conflict, asyncpg.LockNotAvailableError) and self._membership.trouble is not None:
+                    self._fail(batch, conflict, unavailable(conflict, self._membership.trouble))
+                    return
                 if len(batch) > 1 and tried:
-                    await self._process_halves(batch)
+                    self._divide(batch)
                     return
                 await asyncio.sleep(PAUSE_S * tried)
             except Fenced:
@@ -229,7 +232,7 @@ class BatchWriter:
                 return
             except RolledBack as sign:
                 self._membership.rolled_back(str(sign))
-                fail_all(batch, self._membership.refusal or fenced())
+                self._refuse(batch, self._membership.refusal or fenced())
                 return
             except REFUSED as error:
                 self._fail(batch, error, refused(error))
@@ -243,20 +246,22 @@ class BatchWriter:
             except asyncpg.PostgresError as error:
                 # A command that cannot be written must not fail the other commands.
                 if len(batch) > 1:
-                    await self._process_halves(batch)
+                    self._divide(batch)
                 else:
                     log.exception("ledger.batch_failed")
-                    fail_all(batch, refused(error) if has_wrong_type(error) else error)
+                    self._refuse(batch, refused(error) if has_wrong_type(error) else error)
                 return
             else:
+                self._batch_max = min(2 * self._batch_max, BATCH_MAX)
                 if self._may_have_recovered():
                     await self._probe()
                 return
         self._refuse(batch, busy())
 
-    async def _process_halves(self, batch: list[Item]) -> None:
-        for half in (batch[: len(batch) // 2], batch[len(batch) // 2 :]):
-            await self._process(half)
+    def _divide(self, batch: list[Item]) -> None:
+        """Returns the commands of a batch to the queue, from which half as many go together."""
+        self._waiting.extendleft(reversed(batch))
+        self._batch_max = len(batch) // 2
 
     def _fail(self, batch: list[Item], error: BaseException, trouble: Unavailable) -> None:
         if trouble.message not in self._logged and len(self._logged) < LOGGED_MAX:
@@ -267,8 +272,8 @@ class BatchWriter:
             self._quiet_until_ms = self._clock.monotonic_ms() + QUIET_MS
         self._refuse(batch, trouble)
 
-    def _refuse(self, batch: list[Item], trouble: Unavailable) -> None:
-        """Refuses a batch, and later records of its jobs: these must not be written before those."""
+    def _refuse(self, batch: list[Item], error: Exception) -> None:
+        """Fails a batch, and later records of its jobs: these must not be written before those."""
         self._reopen()
         tasks = {each.command.task_id for each in batch if isinstance(each.command, Advance) and not each.is_over}
         refused_items, others = [*batch], deque[Item]()
@@ -276,7 +281,7 @@ class BatchWriter:
             is_later = isinstance(item.command, Advance) and item.command.task_id in tasks
             (refused_items if is_later else others).append(item)
         self._waiting = others
-        self._connection.fail(refused_items, trouble)
+        self._connection.fail(refused_items, error)
 
     def _may_have_recovered(self) -> bool:
         """Whether there is a trouble that a success may end."""
@@ -287,7 +292,7 @@ class BatchWriter:
         try:
             with lost_if_dropped():
                 await probe_batch(await self._connection.get())
-        except UNAVAILABLE as error:
+        except (*UNAVAILABLE, asyncpg.LockNotAvailableError) as error:
             self._connection.drop()
             self._fail([], error, unavailable(error, self._membership.trouble))
         except asyncpg.PostgresError as error:
@@ -299,7 +304,6 @@ class BatchWriter:
 
     async def _try(self, batch: list[Item], opened: OpenBatch | None, *, careful: bool) -> None:
         """Writes a batch. `careful`: no id is assumed to be new, and nothing is decided from memory."""
-        self._reopen()  # this batch goes before one decided on top of its other half
         connection = await self._connection.get()
         if self._connection.in_doubt is not None:
             in_doubt, was_committed = await self._connection.resolve(self._joined)
@@ -351,7 +355,8 @@ class BatchWriter:
     def _count(self, decided: DecidedBatch) -> None:
         self.seq = decided.seq
         self._membership.count(decided.seq, decided.topics.counts)
-        self.inputs.note_added(decided.work.queue_in, decided.work.results_in)
+        self.inputs.queue_floors.note_added(decided.work.queue.added)
+        self.inputs.result_floors.note_added(decided.work.results.added)
 
     def _notify(self, decided: DecidedBatch) -> None:
         try:
@@ -387,7 +392,7 @@ class BatchWriter:
                 opened.decide(item, inputs.recent, self._clock, self._new_id)
         work = opened.work
         fresh = opened.fresh and (not opened.alone or inputs.places.is_next(opened.place))
-        if not opened.items or work.has_rare_rows or ((work.queue_in or work.results_in) and not fresh):
+        if not opened.items or work.has_rare_rows or ((work.queue.added or work.results.added) and not fresh):
             return batch
         await self._write_fast(connection, opened)
         return [item for item in batch if item not in opened.items] if len(opened.items) < len(batch) else []
@@ -396,11 +401,11 @@ class BatchWriter:
         inputs, work = self.inputs, opened.work
         decided = self._decided_batch(opened.items, work)
         values = batch_values(decided, self._node, self._joined, opened.version, self._membership.level)
-        if opened.alone and (work.queue_in or work.results_in):
+        if opened.alone and (work.queue.added or work.results.added):
             values["last_place"] = inputs.places.last
         values["started_from"] = [inputs.queue_floors.at(recipient) for recipient in work.started]
-        values |= taken_heads("qt", "recipient", work.queue_out, inputs.queue_floors)
-        values |= taken_heads("rt", "sender", work.results_out, inputs.result_floors)
+        values |= taken_heads("qt", "recipient", work.queue.removed, inputs.queue_floors)
+        values |= taken_heads("rt", "sender", work.results.removed, inputs.result_floors)
         before = inputs.head
         self._writing, self._ahead_stopped = True, False
         if self._waiting:
@@ -428,7 +433,8 @@ class BatchWriter:
             self._writing = False
             inputs.ahead.changes = None
         self.fast += 1
-        inputs.note_taken(work.queue_out, work.results_out)
+        inputs.queue_floors.note_taken(work.queue.removed)
+        inputs.result_floors.note_taken(work.results.removed)
         self._count(decided)
         if self._open is None:
             self._notify(decided)
@@ -450,10 +456,7 @@ class BatchWriter:
         self, connection: asyncpg.Connection[Any], batch: list[Item], *, careful: bool
     ) -> DecidedBatch | None:
         work, loader, version = await self._begin(connection, batch)
-        if careful:
-            wanted = [item.command.task.id for item in batch if isinstance(item.command, Accept)]
-            await loader.load(work, map(WantTask, wanted))
-        await loader.load(work, hints(batch))
+        await loader.load(work, hints(batch, work, careful=careful))
         for item in batch:
             await decide_loaded(work, loader, item, self._clock, self._new_id)
         events = [event for item in batch for event in item.events]
@@ -493,8 +496,5 @@ class BatchWriter:
         await inputs.draw_numbers(connection)
         inputs.next_place(row["place"])
         work = inputs.state(AuditHead(row["audit_index"], row["audit_hash"]), inputs.counters, row["place"])
-        for item in batch:
-            if isinstance(item.command, Accept) and item.command.minted:
-                work.new_task(item.command.task.id)
         loader = Loader(connection, self._clock.now_ms(), inputs.queue_floors, inputs.result_floors)
         return work, loader, version

@@ -90,8 +90,8 @@ class BlobRows:
 
     async def find(self, space: str, sha256: str, task_id: TaskId | None = None) -> int | None:
         _check(space, sha256)
-        rows = await self.rows("find", space=space, sha256=sha256, task_id=task_id)
-        return rows[0]["size"] if rows else None
+        size: int | None = await self.connections.value("blobs", "find", space=space, sha256=sha256, task_id=task_id)
+        return size
 
     async def read(self, space: str, sha256: str, start: int, stop: int) -> AsyncIterator[bytes]:
         _check(space, sha256)

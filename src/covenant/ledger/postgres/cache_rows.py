@@ -13,7 +13,7 @@ from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import CacheDropped, TaskEvent
 from covenant.ledger.machine.view import Cached
 from covenant.ledger.postgres.counters import ALL, Counters
-from covenant.ledger.postgres.missing_rows import Missing, WantCached, WantShared
+from covenant.ledger.postgres.missing_rows import LoadedRows, Missing, WantCached, WantShared
 from covenant.model.clock_steps import Ages
 from covenant.model.ids import TaskId
 from covenant.model.settings import Limits
@@ -40,29 +40,16 @@ class SharedWork:
         self.moved = False
 
 
-class OldResult:
-    """One of the oldest cached results, with its age and size."""
-
-    def __init__(self, key: CacheKey, cached_at_ms: int, size: int) -> None:
-        self.key = key
-        self.cached_at_ms = cached_at_ms
-        self.size = size
-
-
-class SharedRows:
+class SharedRows(LoadedRows):
     limits: Limits
     counts: Counters
     base: Counters
 
     def __init__(self) -> None:
         self.shared: dict[CacheKey, SharedWork] = {}
-        self._oldest: list[OldResult] | None = None
 
     def load_shared(self, work: SharedWork) -> None:
         self.shared[work.key] = work
-
-    def load_oldest(self, oldest: list[OldResult]) -> None:
-        self._oldest = oldest
 
     def _work(self, key: CacheKey) -> SharedWork:
         work = self.shared.get(key)
@@ -80,12 +67,11 @@ class SharedRows:
         return tuple(self._work(key).followers)
 
     def cache_overflow(self, now_ms: int, count: int, ages: Ages) -> Sequence[CacheKey]:
-        if self._oldest is None:
-            raise Missing(WantCached(count))
+        oldest = self.loaded(WantCached(count))
         over = self.base.get("cached") - self.limits.cache_entries_max
         size = self.base.get("cached_bytes")
         found: list[CacheKey] = []
-        for old in self._oldest[:count]:
+        for old in oldest[:count]:
             young = ages.age_ms(old.cached_at_ms, now_ms) <= self.limits.cache_age_ms_max
             if len(found) >= over and young and size <= self.limits.cache_bytes_max:
                 break

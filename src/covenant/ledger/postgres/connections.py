@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
 from weakref import WeakSet
 
 import asyncpg
@@ -60,6 +61,17 @@ async def execute(file: str, connection: asyncpg.Connection[Any], name: str, /, 
     await connection.execute(query.text, *query.values(values))
 
 
+async def connect_once(dsn: str, **options: Any) -> asyncpg.Connection[Any]:
+    """A single connection. Raises ClientConfigurationError if an `@` in the password was taken for its end."""
+    try:
+        return await asyncpg.connect(dsn, **options)
+    except OSError as error:
+        unreachable = error
+    if urlsplit(dsn).netloc.count("@") > 1:
+        raise asyncpg.ClientConfigurationError("there is more than one @ before the database's name")
+    raise unreachable
+
+
 async def _reset(connection: asyncpg.Connection[Any]) -> None:
     """Rolls back the transaction of a cancelled caller, the only state that a session may have."""
     if connection.is_in_transaction():
@@ -87,9 +99,8 @@ class Connections:
         connect_s: float | None = None,
         command_s: float | None = None,
     ) -> asyncpg.Connection[Any]:
-        connection = await asyncpg.connect(
-            self._dsn, timeout=connect_s or self._connect_s, **self._options(settings, command_s)
-        )
+        options = self._options(settings, command_s)
+        connection = await connect_once(self._dsn, timeout=connect_s or self._connect_s, **options)
         await self._note(connection)
         return connection
 
@@ -153,36 +164,39 @@ class Connections:
                 connection.terminate()
         return False
 
-    async def fetch(self, query: Statement, values: dict[str, Any]) -> Sequence[Row]:
+    @property
+    def _pool(self) -> asyncpg.Pool[Any]:
         assert self._readers is not None
+        return self._readers
+
+    async def fetch(self, query: Statement, values: dict[str, Any]) -> Sequence[Row]:
         with translated():
-            rows: Sequence[Row] = await self._readers.fetch(query.text, *query.values(values))
+            rows: Sequence[Row] = await self._pool.fetch(query.text, *query.values(values))
         return rows
 
     async def rows(self, file: str, name: str, /, **values: Any) -> Sequence[Row]:
         """The rows of a named statement of a file."""
         return await self.fetch(statement(file, name), values)
 
+    async def value(self, file: str, name: str, /, **values: Any) -> Any:
+        """The first column of the first row; None if there is no row."""
+        found = await self.rows(file, name, **values)
+        return next(iter(found[0].values())) if found else None
+
     async def execute(self, text: str, timeout_s: float) -> None:
-        assert self._readers is not None
         with translated():
-            await self._readers.execute(text, timeout=timeout_s)
+            await self._pool.execute(text, timeout=timeout_s)
 
     @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[asyncpg.Connection[Any]]:
+    async def transaction(self, **options: Any) -> AsyncIterator[asyncpg.Connection[Any]]:
         """A transaction: its changes become durable together, or not at all."""
-        assert self._readers is not None
         with translated():
-            async with self._readers.acquire() as db, db.transaction():
+            async with self._pool.acquire() as db, db.transaction(**options):
                 yield db
 
-    @asynccontextmanager
-    async def snapshot(self) -> AsyncIterator[asyncpg.Connection[Any]]:
+    def snapshot(self) -> AbstractAsyncContextManager[asyncpg.Connection[Any]]:
         """A read-only snapshot for several queries."""
-        assert self._readers is not None
-        with translated():
-            async with self._readers.acquire() as db, db.transaction(isolation="repeatable_read", readonly=True):
-                yield db
+        return self.transaction(isolation="repeatable_read", readonly=True)
 
     async def close(self) -> None:
         if self._readers is not None:

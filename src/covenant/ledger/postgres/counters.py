@@ -12,7 +12,10 @@ from typing import Any, Final, NamedTuple
 
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.states import DRAINED, FINISHED, QUEUED, SETTLED, State
+from covenant.model.peers.delegation import Delegation, DelegationRole, DelegationState
+from covenant.model.push import Push
 from covenant.model.task import DELEGATION, Ending, account_of
+from covenant.model.tenants import host_of
 
 Key = tuple[str, str]
 """Kind and lane."""
@@ -163,6 +166,19 @@ class Counters:
 
     def __bool__(self) -> bool:
         return any(self._sums.values())
+
+
+def count_push(counts: Counters, push: Push, change: int) -> None:
+    counts.count("pushes", ALL, change)
+    counts.count("pushes_of", host_of(push.recipient.display), change)
+    if push.dead_at_ms is not None:
+        counts.count("pushes_dead", ALL, change)
+
+
+def count_delegation(counts: Counters, delegation: Delegation, change: int) -> None:
+    counts.count("delegations_ended" if delegation.ended else "delegations", ALL, change)
+    if delegation.state is DelegationState.LOST and delegation.role is DelegationRole.REQUESTER:
+        counts.count("delegations_lost", ALL, change)
 
 
 class CountersAhead(Counters):

@@ -11,7 +11,7 @@ import asyncpg
 import msgspec
 
 from covenant.ledger.postgres.connections import Connections, execute, fetch_rows, fetch_value
-from covenant.ledger.postgres.database_errors import STANDBY_FIX, UNAVAILABLE
+from covenant.ledger.postgres.database_errors import STANDBY_FIX
 from covenant.ledger.postgres.lost_commits import LOST, LOST_FIX, find_lost_commits
 from covenant.ledger.postgres.migrations import (
     ENCODING_FIX,
@@ -28,7 +28,7 @@ from covenant.ledger.postgres.migrations import (
     find_narrow_encoding,
     migrate,
 )
-from covenant.ledger.postgres.open_postgres import unusable
+from covenant.ledger.postgres.open_postgres import usable_database
 from covenant.ledger.postgres.queue_head import PLACE_BITS
 from covenant.ledger.postgres.registers import IDENTITY, decode_row
 from covenant.model.grant import GENESIS, AuditHead, AuditRow, Identity, link
@@ -47,20 +47,21 @@ CHAIN: Final = "(console)"
 async def _session(dsn: str) -> AsyncIterator[tuple[Connections, asyncpg.Connection[Any]]]:
     """A plain session, since a pooler may be in between whatever the daemons' settings say. Raises DatabaseUnusable."""
     connections = Connections(dsn, pooler=True)
-    try:
+    with usable_database():
         connection = await connections.connect()
         try:
             yield connections, connection
         finally:
             await connection.close()
-    except (*UNAVAILABLE, asyncpg.PostgresError, ValueError) as error:
-        raise unusable(error) from error
 
 
 async def migrate_database(dsn: str) -> tuple[int, int]:
-    """Returns the schema's level before and after. Raises DatabaseUnusable and WrongSchema."""
-    async with _session(dsn) as (_, connection):
-        return await migrate(connection), LEVEL
+    """Returns the schema's level before and after.
+
+    Raises DatabaseUnusable and WrongSchema, and Unavailable if the database waits for a standby.
+    """
+    async with _session(dsn) as (connections, connection):
+        return await connections.watch_for_standby(migrate(connection)), LEVEL
 
 
 async def mark_restored(dsn: str, by: AgentId, now_ms: int, row_id: str) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -174,8 +174,9 @@ def altered(columns: Sequence[str]) -> Unavailable:
 
 
 def unavailable(error: BaseException, known: str | None = None) -> Unavailable:
-    """`known`: the trouble of another connection, which is told if this one was only lost."""
-    words = known if known and isinstance(error, BROKEN) else describe_trouble(error)
+    """`known`: the trouble of another connection, which is told if this one was only lost, or waited for a lock."""
+    vague = isinstance(error, (*BROKEN, asyncpg.LockNotAvailableError))
+    words = known if known and vague else describe_trouble(error)
     return Unavailable("database_unavailable", f"{words}{_REPEAT}", retry_after_ms=1_000)
 
 
@@ -194,18 +195,19 @@ def lost_if_dropped() -> Iterator[None]:
 
 
 @contextmanager
-def translated() -> Iterator[None]:
-    """Raises errors of the database as refusals."""
+def translated(known: Callable[[], str | None] = lambda: None) -> Iterator[None]:
+    """Raises errors of the database as refusals. `known`: as in `unavailable`."""
     try:
         with lost_if_dropped():
             yield
     except UNAVAILABLE as error:
-        raise unavailable(error) from error
+        raise unavailable(error, known()) from error
     except asyncpg.InvalidCachedStatementError as error:
         words = "a table of the ledger's database was altered while this was read; repeat the request"
         raise Unavailable("busy", words, retry_after_ms=1_000) from error
     except CONFLICTS as error:
-        raise busy() from error
+        waited = isinstance(error, asyncpg.LockNotAvailableError) and known() is not None
+        raise (unavailable(error, known()) if waited else busy()) from error
     except asyncpg.PostgresError as error:
         raise refused(error) from error
 

@@ -12,7 +12,6 @@ from covenant.ledger.postgres.connections import Connections
 from covenant.ledger.postgres.counters import Counters
 from covenant.ledger.postgres.nodes import Membership
 from covenant.ledger.postgres.stored_task import decode_rest
-from covenant.ledger.postgres.task_history import History
 from covenant.model.errors import Unavailable
 
 KEPT_S: Final = 5.0
@@ -20,9 +19,8 @@ KEPT_S: Final = 5.0
 
 
 class EngineMetrics:
-    def __init__(self, connections: Connections, history: History, counters: Counters) -> None:
+    def __init__(self, connections: Connections, counters: Counters) -> None:
         self._connections = connections
-        self._history = history
         self._counters = counters
         self._known: dict[str, int] = {}
         self._read_s = float("-inf")
@@ -32,8 +30,8 @@ class EngineMetrics:
         oldest, lost, database_gauges = None, 0, dict[str, int]()
         if failure is None:
             try:
-                oldest = await self._history.value("oldest_lease")
-                lost = await self._history.value("holders_lost")
+                oldest = await self._connections.value("history", "oldest_lease")
+                lost = await self._connections.value("history", "holders_lost")
                 database_gauges = await self._database_gauges()
             except Unavailable as refusal:
                 failure = refusal.message  # the other numbers are in memory

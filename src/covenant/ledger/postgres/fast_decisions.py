@@ -23,8 +23,7 @@ from covenant.ledger.machine.commands import (
 )
 from covenant.ledger.machine.decisions import decide
 from covenant.ledger.machine.decisions.context import CommandRefused
-from covenant.ledger.machine.event_codec import encode_events
-from covenant.ledger.postgres.batch_items import BATCH_BYTES_MAX, BATCH_MAX, UNWEIGHED, Item, split_events
+from covenant.ledger.postgres.batch_items import BATCH_BYTES_MAX, BATCH_MAX, UNWEIGHED, Item, apply_decision
 from covenant.ledger.postgres.batch_state import BatchState
 from covenant.ledger.postgres.counters import Counters
 from covenant.ledger.postgres.missing_rows import Missing
@@ -125,15 +124,11 @@ def decide_fast(work: BatchState, item: Item, recent: RecentTasks, clock: Clock,
     item.ts_ms = clock.now_ms()
     try:
         decision = decide(work, command, item.ts_ms, new_id, clock.ages)
-        work.check(decision.events)
-        encoded, events = encode_events(decision.events)
+        if not decision.events:
+            return False
+        apply_decision(work, item, decision.answer, None, decision.events)
     except (Missing, CommandRefused, Refusal):
         return False
-    if not events:
-        return False
-    work.apply(events, split_events(encoded, len(events)), item.ts_ms)
-    item.answer, item.error, item.events = decision.answer, None, events
-    item.set_size(len(encoded))
     if isinstance(command, Accept) and command.starter is not None:
         work.started[command.task.recipient.pubkey] = None
     return True

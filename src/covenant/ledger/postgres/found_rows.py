@@ -29,7 +29,7 @@ from covenant.ledger.contract.task_query import (
 )
 from covenant.ledger.machine.states import LEASED, State
 from covenant.ledger.postgres.connections import Connections
-from covenant.ledger.postgres.sql import Statement, statements
+from covenant.ledger.postgres.sql import Statement, statement, walked
 from covenant.ledger.postgres.stored_task import Row, column, decode_rest, uncolumn
 from covenant.model.task import Cause, Ending
 
@@ -149,15 +149,10 @@ class Search:
         if at is not None:
             values["at_ms"], values["at_no"] = at.ms, at.no
             begin = f"({self._moment}, no) {sign} (:at_ms, :at_no)"
-        shape = {"moment": self._moment, "direction": direction}
-        text = statements("found")
-        walks = "UNION ALL".join(text["walk"].format(**each, **shape) for each in self._walks(begin))
-        return Statement(text["page"].format(walks=walks, direction=direction)), values
+        return walked("found", "page", "walk", self._walks(begin), moment=self._moment, direction=direction), values
 
     def total(self, most: int) -> tuple[Statement, dict[str, Any]]:
-        text = statements("found")
-        walks = "UNION ALL".join(text["counted"].format(**each) for each in self._walks(""))
-        return Statement(text["total"].format(walks=walks)), self.values | {"count": most}
+        return walked("found", "total", "counted", self._walks("")), self.values | {"count": most}
 
     def _walks(self, begin: str) -> Iterator[dict[str, str]]:
         for table in TABLES:
@@ -199,7 +194,7 @@ def _among(column_name: str, words: Sequence[str]) -> str:
 async def _search(db: Database, query: TaskQuery) -> Search:
     if query.id is None or len(query.id) < PREFIX_MIN:
         return Search(query)
-    by_prefix = Statement(statements("found")["with_prefix"])
+    by_prefix = statement("found", "with_prefix")
     values = {"id_from": query.id, "id_to": f"{query.id}~", "count": PREFIX_TASKS_MAX + 1}
     numbers = [row["no"] for row in await _fetch(db, by_prefix, values)]
     return Search(query, numbers if len(numbers) <= PREFIX_TASKS_MAX else None)
@@ -220,7 +215,7 @@ async def _page(db: Database, search: Search) -> tuple[list[FoundTask], Place | 
     if len(found) > query.limit:
         found = found[: query.limit]
         end = found[-1]
-    rows = await _fetch(db, Statement(statements("found")["rows"]), {"nos": [place.no for place in found]})
+    rows = await _fetch(db, statement("found", "rows"), {"nos": [place.no for place in found]})
     by_no = {row["no"]: row for row in rows}
     return [_found_task(by_no[place.no]) for place in found], end
 
@@ -256,7 +251,7 @@ async def _with_text(db: Database, search: Search, at: Place | None, count: int)
 async def _numbers_with_text(db: Database, query: TaskQuery, numbers: list[int]) -> set[int]:
     assert query.text is not None
     values = {"nos": numbers, "upper": ascii_uppercase, "lower": ascii_lowercase, "folded": column(fold(query.text))}
-    rows = await _fetch(db, Statement(statements("found")["with_text"]), values)
+    rows = await _fetch(db, statement("found", "with_text"), values)
     return {row["no"] for row in rows}
 
 

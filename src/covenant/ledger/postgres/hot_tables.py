@@ -12,6 +12,7 @@ from typing import Final
 
 from covenant.ledger.postgres.connections import Connections
 from covenant.ledger.postgres.database_errors import translated
+from covenant.ledger.postgres.nodes import stop_task
 from covenant.model.errors import Unavailable
 
 TABLES: Final = ("live", "queue", "results", "counted")
@@ -70,6 +71,4 @@ class HotTables:
                 await connection.close()
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait((self._task,))
+        await stop_task(self._task)

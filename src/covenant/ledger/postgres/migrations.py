@@ -10,7 +10,7 @@ import asyncio
 import re
 from collections.abc import Iterator, Sequence
 from functools import wraps
-from inspect import iscoroutinefunction
+from inspect import getmembers, iscoroutinefunction
 from typing import Any, Final, NamedTuple, TypeVar
 
 import asyncpg
@@ -239,8 +239,8 @@ def names_altered_columns(made: type[C]) -> type[C]:
 
     A column of another type than it should have makes errors of all kinds, wherever its values are used.
     """
-    for name, function in tuple(vars(made).items()):
-        if iscoroutinefunction(function) and not name.startswith("_"):
+    for name, function in getmembers(made, iscoroutinefunction):
+        if not name.startswith("_"):
             setattr(made, name, _explained(function))
     return made
 

@@ -136,8 +136,8 @@ def topics_of(work: BatchState, records: Iterable[tuple[Sequence[AnyEvent], int]
                 ended[task_id] = None
     return Topics(
         counts=tuple(work.counts),
-        queued=tuple(recipient for recipient, _ in work.queue_in),
-        settled=tuple(sender for sender, _ in work.results_in),
+        queued=tuple(recipient for recipient, _ in work.queue.added),
+        settled=tuple(sender for sender, _ in work.results.added),
         ended=tuple(ended),
         steps=tuple(Steps(task_id, first, last) for task_id, (first, last) in steps.items()),
         lost=tuple(lost),

@@ -12,7 +12,7 @@ import msgspec
 from covenant.ledger.contract.identities import Resident
 from covenant.ledger.postgres.connections import Connections
 from covenant.ledger.postgres.database_errors import UNAVAILABLE
-from covenant.ledger.postgres.nodes import STOP_S, Membership
+from covenant.ledger.postgres.nodes import Membership, stop_task
 from covenant.ledger.postgres.registers import Registers, StoredResident, resident_name
 from covenant.ledger.postgres.stored_task import column
 from covenant.model.agent_definition import CatalogueAgent
@@ -53,8 +53,7 @@ class NodeAgents:
             names=[column(resident_name(node, agent)) for agent in agents],
             bodies=[msgspec.json.encode(StoredResident(node, boot, agent)).decode() for agent in agents],
         )
-        await self._membership.look()
-        await self._membership.wait_acknowledged(row["version"])
+        await self._membership.spread(row["version"])
 
     def announce_again(self) -> None:
         """Announces the agents again, after this node has begun a new run."""
@@ -73,6 +72,4 @@ class NodeAgents:
                 await asyncio.sleep(RETRY_S)
 
     async def close(self) -> None:
-        while self._reannouncing is not None and not self._reannouncing.done():
-            self._reannouncing.cancel()
-            await asyncio.wait((self._reannouncing,), timeout=STOP_S)
+        await stop_task(self._reannouncing)

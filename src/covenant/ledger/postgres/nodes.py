@@ -56,6 +56,13 @@ log = logging.getLogger(__name__)
 _rows, _value, _execute = partial(fetch_rows, "nodes"), partial(fetch_value, "nodes"), partial(execute, "nodes")
 
 
+async def stop_task(task: asyncio.Task[None] | None) -> None:
+    """Cancels until the task has ended: a cancel may be lost if it comes when a bounded wait ends."""
+    while task is not None and not task.done():
+        task.cancel()
+        await asyncio.wait((task,), timeout=STOP_S)
+
+
 class Membership:
     """One node's membership, on a connection of its own.
 
@@ -114,14 +121,12 @@ class Membership:
         self._task: asyncio.Task[None] | None = None
         self._busy = asyncio.Lock()
         self._fresh_s = asyncio.get_running_loop().time()
-        """When the last round that succeeded began: this node's knowledge is at least that new."""
+        """When the last round that succeeded began: this node knows what the others wrote before."""
         self._beat_due = self._looked = False
         """`_looked`: a round has succeeded. Before the first one nothing is refused, since a start may take long."""
         self.singletons = Singletons(node, self._is_current, self.beat_now)
         self.written = joined.seq
         """The number of this node's last batch."""
-        self.heard_s = asyncio.get_running_loop().time()
-        """When the last round that succeeded ended."""
         self.refusal: Unavailable | None = None
         """Why this node decides nothing; None if it may decide."""
         self._sign = ""
@@ -140,12 +145,11 @@ class Membership:
         """Raises Unavailable if this node may have been declared lost, or knows that it was."""
         if self.refusal is not None:
             raise self.refusal
-        # The time in which this process itself was suspended counts, too: it did for the others.
-        silent_ms = (asyncio.get_running_loop().time() - self._fresh_s) * 1_000
-        if self._looked and silent_ms > self._lease_ms * 2 / 3:
+        if self._looked and self._is_silent():
+            silent_s = f"{self.silent_ms / 1_000:.1f} s"
             raise Unavailable(
                 "database_unavailable",
-                f"the ledger's database has not answered for {silent_ms / 1_000:.1f} s ({self.trouble or 'silence'}), "
+                f"the ledger's database has not answered for {silent_s} ({self.trouble or 'silence'}), "
                 "so other daemons may have declared this one lost; the request can be repeated",
                 retry_after_ms=1_000,
             )
@@ -154,8 +158,11 @@ class Membership:
     def boot(self) -> str:
         return self._joined.boot
 
+    def _is_silent(self) -> bool:
+        return self.silent_ms > self._lease_ms * 2 / 3
+
     def _is_current(self) -> bool:
-        return self.refusal is None and self.silent_ms <= self._lease_ms * 2 / 3
+        return self.refusal is None and not self._is_silent()
 
     def ledger_epoch(self) -> str | None:
         restored_at_ms = self._joined.restored_at_ms
@@ -166,8 +173,8 @@ class Membership:
 
     @property
     def silent_ms(self) -> int:
-        """The time since this node has read the other nodes' changes."""
-        return int((asyncio.get_running_loop().time() - self.heard_s) * 1_000)
+        """The time since this node has read the other nodes' changes, with that in which this process was suspended."""
+        return int((asyncio.get_running_loop().time() - self._fresh_s) * 1_000)
 
     def living(self) -> int:
         return max(1, len(self._alive))
@@ -192,7 +199,7 @@ class Membership:
             self._poll_soon.set()
 
     async def close(self) -> None:
-        await self._stop()
+        await stop_task(self._task)
         with suppress(TimeoutError, asyncpg.PostgresError, *UNAVAILABLE), lost_if_dropped():
             async with asyncio.timeout(self._lease_ms / 1_000):
                 connection = await self._connect()
@@ -201,19 +208,13 @@ class Membership:
         self._drop()
 
     async def abort(self) -> None:
-        await self._stop()
+        await stop_task(self._task)
         self._drop()
 
     def _drop(self) -> None:
         if self._connection is not None:
             self._connection.terminate()
             self._connection = None
-
-    async def _stop(self) -> None:
-        """Cancels until the task has ended: a cancel may be lost if it comes when a bounded wait ends."""
-        while self._task is not None and not self._task.done():
-            self._task.cancel()
-            await asyncio.wait((self._task,), timeout=STOP_S)
 
     async def _connect(self) -> asyncpg.Connection[Any]:
         if self._connection is None or self._connection.is_closed():
@@ -233,7 +234,7 @@ class Membership:
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         beaten_s, tidied_s, failures = 0.0, loop.time(), 0
-        self.heard_s = self._fresh_s = loop.time()
+        self._fresh_s = loop.time()
         while True:
             begun_s = loop.time()
             try:
@@ -241,8 +242,7 @@ class Membership:
                     async with self._busy:
                         if self._beat_due or loop.time() - beaten_s >= self._lease_ms / 3_000:
                             self._beat_due = False
-                            async with asyncio.timeout(self._lease_ms / 1_000):
-                                await self._connections.watch_for_standby(self._beat(), self._lease_ms / 1_500)
+                            await self._connections.watch_for_standby(self._beat(), self._lease_ms / 1_500)
                             beaten_s = loop.time()
                         if self._begun_anew:
                             await self._catch_up()
@@ -251,7 +251,7 @@ class Membership:
                         if loop.time() - tidied_s >= TIDY_S:
                             tidied_s = loop.time()
                             await remove_old_rows(await self._connect(), self._joined.writer, self.written)
-                self.heard_s, self._fresh_s, self._looked, failures = loop.time(), begun_s, True, 0
+                self._fresh_s, self._looked, failures = begun_s, True, 0
                 self._log_trouble(None)
             except Exception as error:  # noqa: BLE001  (a supervisor: the next look may succeed)
                 failures += 1
@@ -259,7 +259,7 @@ class Membership:
                 self._drop()
                 if isinstance(error, TimeoutError):
                     self._connections.drop_all()
-                if loop.time() - self.heard_s >= CUT_S:
+                if self.silent_ms >= CUT_S * 1_000:
                     self._on_cut()
                 await asyncio.sleep(AWAY_S.pause(failures))
                 continue
@@ -285,17 +285,18 @@ class Membership:
         self._poll_soon.set()
 
     async def _beat(self) -> None:
-        connection = await self._connect()
-        if await self._send_heartbeat(connection) is None:
-            await self._check_run(connection)
-            return
-        if self.refusal is not None:
-            await self._check_run(connection)
-        for row in await _rows(connection, "lapsed"):
-            await self._fence(connection, row["node"], row["boot"])
-        await self._read_nodes()
-        await self.singletons.reassign(connection, self._joined.boot)
-        await self._on_beat(connection)
+        async with asyncio.timeout(self._lease_ms / 1_000):
+            connection = await self._connect()
+            if await self._send_heartbeat(connection) is None:
+                await self._check_run(connection)
+                return
+            if self.refusal is not None:
+                await self._check_run(connection)
+            for row in await _rows(connection, "lapsed"):
+                await self._fence(connection, row["node"], row["boot"])
+            await self._read_nodes()
+            await self.singletons.reassign(connection, self._joined.boot)
+            await self._on_beat(connection)
 
     async def _send_heartbeat(self, connection: asyncpg.Connection[Any]) -> int | None:
         """Sends the heartbeat; None if this run was declared lost."""
@@ -368,12 +369,9 @@ class Membership:
 
     async def _fence(self, connection: asyncpg.Connection[Any], node: str, boot: str) -> None:
         """Fences a node's writer, once it has no batch under way, and the node, unless it has come back meanwhile."""
-        try:
-            lost = await _value(connection, "fence", node=node, boot=boot)
-        except asyncpg.LockNotAvailableError:
-            return  # a wait here would delay our own heartbeat: the next one tries again
-        if lost is not None:
-            log.warning("ledger.node_lost", extra={"node": node})
+        with suppress(asyncpg.LockNotAvailableError):  # a wait would delay our own heartbeat: the next one tries again
+            if await _value(connection, "fence", node=node, boot=boot) is not None:
+                log.warning("ledger.node_lost", extra={"node": node})
 
     async def _read_nodes(self) -> None:
         connection = await self._connect()
@@ -406,31 +404,30 @@ class Membership:
         }
         while behind:
             rows = await _rows(connection, "news", writers=list(behind), seqs=list(behind.values()), count=NEWS_MAX)
-            for row in rows:
-                writer, seq = row["writer"], row["seq"]
-                if seq != self._cursors.get(writer, 0) + 1:
-                    await self._reload()
-                    self._on_cut()
-                    return
-                self._cursors[writer] = seq
-                topics = decode_topics(row["topics"])
-                self._counters.add(topics.counts)
-                for peer, at_ms in topics.heard:
-                    self._registers.note_heard(InstanceId(peer), at_ms)
-                self._on_news(topics)
-            if len(rows) < NEWS_MAX:
-                if any(self._cursors.get(writer, 0) == at for writer, at in behind.items()):
-                    # The rows are already gone: this node was away for too long.
-                    await self._reload()
-                    self._on_cut()
-                break
-            behind = {writer: self._cursors.get(writer, 0) for writer in behind}
+            has_gap, is_last = not all(map(self._take_news, rows)), len(rows) < NEWS_MAX
+            if has_gap or (is_last and any(self._cursors.get(writer, 0) == at for writer, at in behind.items())):
+                await self._reload()  # some rows are already gone: this node was away for too long
+                self._on_cut()
+                return
+            behind = {} if is_last else {writer: self._cursors.get(writer, 0) for writer in behind}
         if version > self._registers.version:
             await self._refresh(connection)
 
+    def _take_news(self, row: Any) -> bool:
+        """False, and nothing is applied, if the row is not the next one of its writer."""
+        writer, seq = row["writer"], row["seq"]
+        if seq != self._cursors.get(writer, 0) + 1:
+            return False
+        self._cursors[writer] = seq
+        topics = decode_topics(row["topics"])
+        self._counters.add(topics.counts)
+        for peer, at_ms in topics.heard:
+            self._registers.note_heard(InstanceId(peer), at_ms)
+        self._on_news(topics)
+        return True
+
     async def _refresh(self, connection: asyncpg.Connection[Any]) -> None:
-        changes = await refresh_registers(connection, self._registers)
-        self._on_registers(changes)
+        self._on_registers(await refresh_registers(connection, self._registers))
         await self._send_heartbeat(connection)
 
     def _is_in_order(self, writers: Sequence[Any], written: int) -> bool:
@@ -468,33 +465,36 @@ class Membership:
     async def _notify_nodes(self) -> None:
         if self._notify_due and not self._connections.pooler:
             self._notify_due, self._notified_s = False, asyncio.get_running_loop().time()
-            connection = await self._connect()
-            await _execute(connection, "notify", writer=str(self._joined.writer))
+            await _execute(await self._connect(), "notify", writer=str(self._joined.writer))
 
     async def look(self) -> None:
         """Reads the news of everything that other nodes have committed before this call."""
-        with translated():
-            async with self._lent_connection():
-                await self._poll()
+        async with self._lent_connection():
+            await self._poll()
 
     @asynccontextmanager
     async def _lent_connection(self) -> AsyncIterator[asyncpg.Connection[Any]]:
         """Lends the connection to one caller at a time. A connection that failed is not used again."""
-        async with self._busy:
-            try:
-                with lost_if_dropped():
-                    yield await self._connect()
-            except UNAVAILABLE:
-                self._drop()
-                raise
+        with translated(lambda: self.trouble):
+            async with self._busy:
+                try:
+                    with lost_if_dropped():
+                        yield await self._connect()
+                except UNAVAILABLE:
+                    self._drop()
+                    raise
+
+    async def spread(self, version: int) -> None:
+        """Returns when this node, too, has a version of the registers that no batch has made."""
+        await self.look()
+        await self.wait_acknowledged(version)
 
     async def wait_acknowledged(self, version: int) -> None:
         """Returns when every living node has this version of the registers, or has lapsed."""
         while True:
-            with translated():
-                async with self._lent_connection() as connection:
-                    await self._send_heartbeat(connection)
-                    await self._notify_nodes()
-                    if not await _value(connection, "behind", version=version):
-                        return
+            async with self._lent_connection() as connection:
+                await self._send_heartbeat(connection)
+                await self._notify_nodes()
+                if not await _value(connection, "behind", version=version):
+                    return
             await asyncio.sleep(ACKNOWLEDGE_S)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Literal
 
@@ -28,8 +29,13 @@ class DatabaseUnusable(CovenantError):
     """The database cannot be reached, or refuses this program."""
 
 
-def unusable(error: BaseException) -> DatabaseUnusable:
-    return DatabaseUnusable(describe_trouble(error))
+@contextmanager
+def usable_database() -> Iterator[None]:
+    """Raises DatabaseUnusable in place of the database's errors."""
+    try:
+        yield
+    except (*UNAVAILABLE, asyncpg.PostgresError, ValueError) as error:
+        raise DatabaseUnusable(describe_trouble(error)) from error
 
 
 async def open_postgres_ledger(
@@ -62,12 +68,12 @@ async def open_postgres_ledger(
     new_id = new_id or uuid_source()
     boot = boot or new_id()
     connections = Connections(dsn, pooler=pooler, connect_s=lease_ms / 1_000)
-    try:
+    with usable_database():
         connection = await connections.connect(connect_s=CONNECT_S)
         try:
             if durability == "fsync":
                 await check_durability(connection)
-            await migrate(connection)
+            await connections.watch_for_standby(migrate(connection))
             await check_tasks(connection)
             if lost_path is not None:
                 await check_lost_commits(connection, lost_path)
@@ -76,8 +82,6 @@ async def open_postgres_ledger(
         finally:
             await connection.close()
         await connections.open()
-    except (*UNAVAILABLE, asyncpg.PostgresError, ValueError) as error:
-        raise unusable(error) from error
     guarded = Clock(clock, monotonic_ms or clock, pause_ms=clock_pause_ms, keep=keep)
     guarded.opened(0, kept)
     ledger = PostgresLedger(
@@ -94,7 +98,7 @@ async def open_postgres_ledger(
         await ledger.begin()
     except (*UNAVAILABLE, asyncpg.PostgresError) as error:
         await ledger.abort()
-        raise unusable(error) from error
+        raise DatabaseUnusable(describe_trouble(error)) from error
     except BaseException:
         await ledger.abort()
         raise
@@ -107,8 +111,6 @@ async def open_blob_rows(dsn: str, *, pooler: bool = False, upload_bytes: Upload
     Raises DatabaseUnusable.
     """
     connections = Connections(dsn, pooler=pooler)
-    try:
+    with usable_database():
         await connections.open()
-    except (*UNAVAILABLE, asyncpg.PostgresError, ValueError) as error:
-        raise unusable(error) from error
     return BlobRows(connections, upload_bytes)

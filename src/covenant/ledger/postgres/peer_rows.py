@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -20,8 +20,9 @@ from covenant.ledger.machine.events import (
     PeerRemoved,
     PeerSucceeded,
 )
-from covenant.ledger.postgres.counters import ALL, Counters
+from covenant.ledger.postgres.counters import Counters, count_delegation
 from covenant.ledger.postgres.missing_rows import (
+    LoadedRows,
     Missing,
     WantDelegation,
     WantEndedFirst,
@@ -32,11 +33,10 @@ from covenant.ledger.postgres.missing_rows import (
     WantPeer,
 )
 from covenant.ledger.postgres.registers import Registers
+from covenant.ledger.postgres.stored_task import encode_text
 from covenant.model.peers.delegation import (
     Delegation,
     DelegationKey,
-    DelegationRole,
-    DelegationState,
     LoggedMessage,
     OutboxMessage,
     Peer,
@@ -51,14 +51,8 @@ replace = msgspec.structs.replace
 Write = tuple[str, dict[str, Any]]
 """A statement of `write.sql`, and its values."""
 
-_encode: Final = msgspec.json.Encoder().encode
 
-
-def _text(value: Any) -> str:
-    return _encode(value).decode()
-
-
-class PeerRows:
+class PeerRows(LoadedRows):
     registers: Registers
     counts: Counters
     base: Counters
@@ -67,11 +61,7 @@ class PeerRows:
     def __init__(self) -> None:
         self._delegations: dict[DelegationKey, Delegation | None] = {}
         self._of_peer: dict[InstanceId, None] = {}
-        self._live_counts: dict[InstanceId, int] = {}
-        self._ended_first: tuple[DelegationKey | None] | None = None
         self._outbox: dict[DelegationKey, dict[int, OutboxMessage]] = {}
-        self._envelopes: dict[tuple[InstanceId, str], bool] = {}
-        self._envelope_counts: dict[InstanceId, int] = {}
         self.peer_writes: list[Write] = []
         self.heard: dict[InstanceId, int] = {}
 
@@ -86,34 +76,10 @@ class PeerRows:
         for message in messages:
             self._outbox.setdefault(message.delegation, {})[message.seq] = message
 
-    def load_live_count(self, peer: InstanceId, count: int) -> None:
-        self._live_counts[peer] = count
-
-    def load_ended_first(self, key: DelegationKey | None) -> None:
-        self._ended_first = (key,)
-
     def load_outbox(self, key: DelegationKey, messages: Sequence[OutboxMessage]) -> None:
         self._outbox[key] = {message.seq: message for message in messages}
 
-    def load_envelope(self, sender: InstanceId, jti: str, *, taken: bool) -> None:
-        self._envelopes[sender, jti] = taken
-
-    def load_envelope_count(self, sender: InstanceId, count: int) -> None:
-        self._envelope_counts[sender] = count
-
     # Reads of decisions
-
-    def peer(self, peer_id: InstanceId) -> Peer | None:
-        return self.registers.peer(peer_id)
-
-    def peer_named(self, name: str) -> Peer | None:
-        return self.registers.peer_named(name)
-
-    def peer_count(self) -> int:
-        return len(self.registers.peers)
-
-    def token_revoked(self, token_id: str) -> bool:
-        return self.registers.token_revoked(token_id)
 
     def delegation(self, key: DelegationKey) -> Delegation | None:
         if key not in self._delegations:
@@ -121,17 +87,13 @@ class PeerRows:
         return self._delegations[key]
 
     def delegations_live_count(self, peer: InstanceId) -> int:
-        if peer not in self._live_counts:
-            raise Missing(WantLiveDelegations(peer))
-        return self._live_counts[peer]
+        return self.loaded(WantLiveDelegations(peer))
 
     def delegations_ended_count(self) -> int:
         return self.base.get("delegations_ended") + self.counts.get("delegations_ended")
 
     def delegation_ended_first(self) -> DelegationKey | None:
-        if self._ended_first is None:
-            raise Missing(WantEndedFirst())
-        return self._ended_first[0]
+        return self.loaded(WantEndedFirst())
 
     def _waiting(self, key: DelegationKey) -> dict[int, OutboxMessage]:
         if key not in self._outbox:
@@ -151,14 +113,10 @@ class PeerRows:
         return next(reversed(self._waiting(key).values()), None)
 
     def envelope_taken(self, sender: InstanceId, jti: str) -> bool:
-        if (sender, jti) not in self._envelopes:
-            raise Missing(WantEnvelope(sender, jti))
-        return self._envelopes[sender, jti]
+        return self.loaded(WantEnvelope(sender, jti))
 
     def envelope_count(self, sender: InstanceId) -> int:
-        if sender not in self._envelope_counts:
-            raise Missing(WantEnvelopeCount(sender))
-        return self._envelope_counts[sender]
+        return self.loaded(WantEnvelopeCount(sender))
 
     # Changes
 
@@ -242,7 +200,7 @@ class PeerRows:
                     "task_id": delegation.task_id,
                     "moved": self.next_place(),
                     "ended": delegation.ended,
-                    "body": _text(delegation),
+                    "body": encode_text(delegation),
                 },
             )
         )
@@ -254,18 +212,19 @@ class PeerRows:
 
     def _count_delegation(self, old: Delegation | None, new: Delegation | None) -> None:
         for delegation, change in ((old, -1), (new, 1)):
-            if delegation is None:
-                continue
-            self.counts.count("delegations_ended" if delegation.ended else "delegations", ALL, change)
-            if delegation.state is DelegationState.LOST and delegation.role is DelegationRole.REQUESTER:
-                self.counts.count("delegations_lost", ALL, change)
+            if delegation is not None:
+                count_delegation(self.counts, delegation, change)
 
     def _put_message(self, message: OutboxMessage) -> None:
         waiting = self._outbox.setdefault(message.delegation, {})
         if message.seq not in waiting:
             self.counts.count("parcels", message.peer, 1)
         waiting[message.seq] = message
-        values = _key(message.delegation) | {"seq": message.seq, "made": self.next_place(), "body": _text(message)}
+        values = _key(message.delegation) | {
+            "seq": message.seq,
+            "made": self.next_place(),
+            "body": encode_text(message),
+        }
         self.peer_writes.append(("parcel", values))
 
     def _drop_messages(self, key: DelegationKey, through: int, ts_ms: int, *, sent: bool) -> None:
@@ -293,7 +252,7 @@ class PeerRows:
         self.peer_writes.append(
             ("envelope", {"sender": envelope.sender, "jti": envelope.jti, "until_ms": envelope.until_ms})
         )
-        self._envelopes[envelope.sender, envelope.jti] = True
+        self.load(WantEnvelope(envelope.sender, envelope.jti), rows=True)
         if self.registers.peer(envelope.sender) is not None:
             self.heard[envelope.sender] = ts_ms
             self.peer_writes.append(("heard", {"peer": envelope.sender, "heard_at_ms": ts_ms}))
@@ -301,7 +260,7 @@ class PeerRows:
             self._log(message)
 
     def _log(self, message: LoggedMessage) -> None:
-        self.peer_writes.append(("message", {"place": self.next_place(), "body": _text(message)}))
+        self.peer_writes.append(("message", {"place": self.next_place(), "body": encode_text(message)}))
 
     def _succeed(self, old: InstanceId, peer: Peer) -> None:
         for key in [key for key, known in self._delegations.items() if key.peer == old and known is not None]:

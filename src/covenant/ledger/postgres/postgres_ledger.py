@@ -7,7 +7,7 @@ memory, as new as the news from other nodes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -16,28 +16,19 @@ import asyncpg
 import msgspec
 
 from covenant.ledger.clock import Clock
-from covenant.ledger.contract.identities import LAST, AuditMark, AuditRecord, RegisterChange
+from covenant.ledger.contract.identities import RegisterChange
 from covenant.ledger.contract.ledger import Counts, LedgerNode, TenantSize
-from covenant.ledger.contract.retention import Erased, EraseTasks, SearchedPlace
+from covenant.ledger.contract.retention import Erased, EraseTasks
 from covenant.ledger.contract.task_query import FoundPage, QueueDepth, TaskCounts, TaskQuery, may_see
 from covenant.ledger.contract.tasks import (
     ANY,
-    Listing,
-    ListQuery,
-    Parties,
-    Queue,
-    QueueQuery,
-    TaskDetail,
-    TaskRow,
     TaskScope,
-    TreeNode,
 )
 from covenant.ledger.machine.commands import Command, GiveBack
-from covenant.ledger.machine.entry import Entry
-from covenant.ledger.postgres.audit_log import AuditLog
+from covenant.ledger.postgres.audit_log import AuditReads
 from covenant.ledger.postgres.batch_items import DecidedBatch
 from covenant.ledger.postgres.batch_writer import BatchWriter
-from covenant.ledger.postgres.connections import Connections, fetch_rows
+from covenant.ledger.postgres.connections import Connections, fetch_rows, fetch_value
 from covenant.ledger.postgres.counters import Counters
 from covenant.ledger.postgres.engine_metrics import EngineMetrics
 from covenant.ledger.postgres.found_rows import count_lanes, find_tasks
@@ -47,16 +38,21 @@ from covenant.ledger.postgres.news import FirstDue, Topics
 from covenant.ledger.postgres.node_agents import NodeAgents
 from covenant.ledger.postgres.node_runs import Joined
 from covenant.ledger.postgres.nodes import Membership
-from covenant.ledger.postgres.note_rows import NoteRows
 from covenant.ledger.postgres.registers import Registers
-from covenant.ledger.postgres.secret_rows import SecretRows
 from covenant.ledger.postgres.step_follower import StepFollower
-from covenant.ledger.postgres.stored_task import column, decode_head, is_task_event
-from covenant.ledger.postgres.task_history import History
+from covenant.ledger.postgres.stored_task import (
+    column,
+    decode_delegation,
+    decode_head,
+    decode_message,
+    decode_push,
+    is_task_event,
+)
+from covenant.ledger.postgres.task_history import TaskReads
 from covenant.ledger.postgres.tenant_rows import TenantRows
 from covenant.ledger.watchers import KeyedWakeups, QueueWaiter, QueueWaiters, TaskWatchers, step_of
 from covenant.model.agent_definition import CatalogueAgent
-from covenant.model.grant import AuditReport, Grant, Identity
+from covenant.model.grant import Grant, Identity
 from covenant.model.ids import PublicKey, TaskId
 from covenant.model.peers.delegation import (
     Delegation,
@@ -70,7 +66,6 @@ from covenant.model.peers.instance import InstanceId
 from covenant.model.peers.usage_by_day import PeerUsage
 from covenant.model.push import Push
 from covenant.model.settings import Limits
-from covenant.model.task import CacheKey, Result, Task
 from covenant.model.task_event import Step
 from covenant.model.tenants import Tenant
 
@@ -82,14 +77,11 @@ LEAD_LOOK_MS: Final = 250
 _grant: Final = msgspec.json.Decoder(Grant).decode
 _identity: Final = msgspec.json.Decoder(Identity).decode
 _tenant: Final = msgspec.json.Decoder(Tenant).decode
-_push: Final = msgspec.json.Decoder(Push).decode
-_delegation: Final = msgspec.json.Decoder(Delegation).decode
-_outbox_message: Final = msgspec.json.Decoder(OutboxMessage).decode
-_message: Final = msgspec.json.Decoder(LoggedMessage).decode
+_logged: Final = msgspec.json.Decoder(LoggedMessage).decode
 
 
 @names_altered_columns
-class PostgresLedger:
+class PostgresLedger(TaskReads, AuditReads, TenantRows):
     """Created by `open_postgres_ledger`; used on the loop that created it."""
 
     def __init__(
@@ -107,19 +99,21 @@ class PostgresLedger:
         self.node, self.boot, self._new_id, self._resolved = node, joined.boot, new_id, 0
         self.clock, self.now_ms, self.limits, self._connections = clock, clock.now_ms, limits, connections
         self._registers = registers = Registers()
-        self._counters, self._history, self._tenant_rows = Counters(), History(connections), TenantRows(connections)
-        self._audit, self._hot_tables = AuditLog(connections), HotTables(connections)
-        self._metrics = EngineMetrics(connections, self._history, self._counters)
+        self._counters, self._hot_tables = Counters(), HotTables(connections)
+        self._metrics = EngineMetrics(connections, self._counters)
+        self._erased_callbacks: list[Callable[[], None]] = []
+        self._erased_count: int | None = None
+        """The change of the counts by erasures, as last seen."""
         self._wakeups, self.altered_tables = KeyedWakeups(), AlteredTables(connections)
-        self._due = FirstDue(lambda: self._history.value("next_due"), self.now_ms)
+        self._due = FirstDue(lambda: self._value("next_due"), self.now_ms)
         self._task_waiters = QueueWaiters(lambda recipient: self._is_pending("queued", recipient))
         self._result_waiters = QueueWaiters(lambda sender: self._is_pending("settled", sender))
         self._watchers = watchers = TaskWatchers(0)
-        self.changes, self._steps = watchers.changes, StepFollower(self._history.steps, self._generation)
+        self.changes, self._steps = watchers.changes, StepFollower(self._read_steps, self._generation)
         self.on_push, self.on_peer, self.on_registers = watchers.on_push, watchers.on_peer, watchers.on_registers
         self.task_waiter: Callable[[PublicKey | None], QueueWaiter] = self._task_waiters.waiter
         self.result_waiter: Callable[[PublicKey | None], QueueWaiter] = self._result_waiters.waiter
-        self.watch, self.removed_tenants = self._steps.watch, self._tenant_rows.removed
+        self.watch = self._steps.watch
         self.identity, self.enrolled, self.grants_of = registers.identity, registers.enrolled, registers.grants
         self.tenant, self.tenant_of, self.token_revoked = registers.tenant, registers.tenant_of, registers.token_revoked
         self.agent, self.peer, self.peer_named = registers.agent, registers.peer, registers.peer_named
@@ -140,14 +134,11 @@ class PostgresLedger:
             on_begun=self._on_new_run,
         )
         self._node_agents = NodeAgents(connections, registers, membership, node)
-        secrets = SecretRows(connections, registers, membership)
-        self.secret, self.keep_secret = secrets.find, secrets.keep
-        self.replace_secret, self.replaced_secret = secrets.replace, secrets.replaced
+        self.replaced_secret = registers.secrets.get
         self.residents, self.announce = self._node_agents.residents, self._node_agents.announce
         self.leads, self.shares = membership.singletons.leads, membership.singletons.shares
         self.alive, self.living = membership.alive, membership.living
         self.ledger_epoch, self.committed_batches = membership.ledger_epoch, membership.committed_batches
-        self.notes, self.keep_notes = (rows := NoteRows(self._history)).read, rows.keep
         self._writer = BatchWriter(
             connections,
             joined=joined,
@@ -168,7 +159,17 @@ class PostgresLedger:
 
     async def _on_beat(self, connection: asyncpg.Connection[Any]) -> None:
         self._writer.look_again()
-        await self._history.look_for_erasure(connection)
+        await self._look_for_erasure(connection)
+
+    async def _look_for_erasure(self, connection: asyncpg.Connection[Any]) -> None:
+        """Notices erasures by other daemons: they are no batches of a writer, so no news report them."""
+        known, self._erased_count = self._erased_count, await fetch_value("history", connection, "erased")
+        if known != self._erased_count:
+            self._notify_erased()
+
+    def _notify_erased(self) -> None:
+        for callback in self._erased_callbacks:
+            callback()
 
     async def _begin_anew(self) -> None:
         """Begins another run, after this one was declared lost."""
@@ -287,7 +288,7 @@ class PostgresLedger:
         waiting = asyncio.ensure_future(self._wakeups.wait(key, timeout_ms))
         try:
             await asyncio.sleep(0)  # wait before the look, so that a change between the two is not missed
-            return bool(await self._history.value(query, **values)) or await waiting
+            return bool(await self._value(query, **values)) or await waiting
         finally:
             waiting.cancel()
 
@@ -307,38 +308,23 @@ class PostgresLedger:
     # Reading
 
     async def _generation(self, task_id: TaskId) -> int:
-        return await self._history.value("generation", task_id=task_id) or 0
-
-    async def entry(self, task_id: TaskId) -> Entry | None:
-        return await self._history.entry(task_id)
+        return await self._value("generation", task_id=task_id) or 0
 
     def may_know(self, task_id: TaskId) -> bool:  # noqa: ARG002  any node may have taken it just now
         return True
 
-    async def parties(self, task_id: TaskId) -> Parties | None:
-        return await self._history.parties(task_id)
-
-    async def tenants_of(self, task_ids: Collection[TaskId]) -> Mapping[TaskId, str | None]:
-        return await self._history.tenants_of(task_ids)
-
     async def steps(self, task_id: TaskId, after: int, limit: int, scope: TaskScope = ANY) -> Sequence[Step]:
         await self._steps.wait_for_start(task_id)
-        return await self._history.steps(task_id, after, limit, scope)
-
-    async def listing(self, query: ListQuery) -> Listing:
-        return await self._history.listing(query)
-
-    async def of_tenant(self, tenant: str, limit: int, *, simple: bool = False) -> Sequence[TaskRow]:
-        return await self._history.of_tenant(tenant, limit, simple=simple)
+        return await self._read_steps(task_id, after, limit, scope)
 
     async def count_lanes(self, scope: TaskQuery) -> TaskCounts:
         counts = count_lanes(await self._lanes(), scope)
-        lost = await self._history.rows("lost_heads")
+        lost = await self._rows("lost_heads")
         seen = sum(may_see(scope, decode_head(row["head"])) for row in lost)
         return msgspec.structs.replace(counts, holders_lost=seen)
 
     async def queue_depths(self, count: int) -> Sequence[QueueDepth]:
-        rows = await self._history.rows("queue_depths", count=count)
+        rows = await self._rows("queue_depths", count=count)
         return tuple(
             QueueDepth(
                 agent=decode_head(row["head"]).recipient.display, depth=row["depth"], oldest_at_ms=row["oldest_at_ms"]
@@ -350,99 +336,85 @@ class PostgresLedger:
         return await find_tasks(self._connections, query, self._lanes)
 
     async def _lanes(self) -> Sequence[tuple[str, int]]:
-        return [(row["lane"], row["n"]) for row in await self._history.rows("lanes")]
-
-    async def queue(self, query: QueueQuery) -> Queue:
-        return await self._history.queue(query, self.now_ms())
-
-    async def recent_tasks(self, viewer: PublicKey | None, limit: int) -> Sequence[Task]:
-        return await self._history.recent_tasks(viewer, limit)
-
-    async def recent_results(self, viewer: PublicKey | None, limit: int) -> Sequence[Result]:
-        return await self._history.recent_results(viewer, limit)
-
-    async def show(
-        self, task_id: TaskId, viewer: PublicKey | None, updates_max: int, after: int | None = None
-    ) -> TaskDetail | None:
-        return await self._history.show(task_id, viewer, updates_max, after)
-
-    async def tree(self, root: TaskId, viewer: PublicKey | None) -> TreeNode:
-        return await self._history.tree(root, viewer)
+        return [(row["lane"], row["n"]) for row in await self._rows("lanes")]
 
     async def tenants(self) -> Sequence[Tenant]:
-        return tuple([_tenant(row["body"]) for row in await self._history.rows("registered", kind="tenant")])
+        return await self._bodies(_tenant, "registered", kind="tenant")
 
     async def identities(self) -> Sequence[Identity]:
-        return tuple([_identity(row["body"]) for row in await self._history.rows("registered", kind="identity")])
+        return await self._bodies(_identity, "registered", kind="identity")
 
     async def grants(self) -> Sequence[Grant]:
-        rows = await self._history.rows("grants")
+        rows = await self._rows("grants")
         return tuple([msgspec.structs.replace(_grant(row["body"]), used=row["used"]) for row in rows])
 
     def agents(self, tenant: str) -> Sequence[CatalogueAgent]:
         return tuple(self._registers.stored_agents.get(tenant, {}).values())
 
-    async def audit_recent(
-        self, issuer: PublicKey | None, limit: int, since_ms: int | None, before_ms: int = LAST, below: int = LAST
-    ) -> Sequence[AuditRecord]:
-        return await self._audit.recent(issuer, limit, since_ms, before_ms, below)
-
     async def audited(self, timeout_ms: int) -> bool:
         return await self._wakeups.wait(("audit",), timeout_ms)
 
-    async def audit_before(self, before_ms: int) -> Sequence[AuditMark]:
-        return await self._audit.before(before_ms)
-
-    async def audit_heads(self) -> Sequence[AuditMark]:
-        return await self._audit.heads()
-
-    async def audit_verify(self) -> AuditReport:
-        return await self._audit.verify(whole=True)
-
-    async def audit_verify_new(self) -> AuditReport:
-        return await self._audit.verify(whole=False)
-
     async def pushes(self, task_id: TaskId) -> Sequence[Push]:
-        return tuple([_push(row["body"]) for row in await self._history.rows("pushes", task_id=task_id)])
+        return await self._bodies(decode_push, "pushes", task_id=task_id)
 
     async def outbox(self) -> Sequence[Push]:
-        return tuple([_push(row["body"]) for row in await self._history.rows("outbox")])
+        return await self._bodies(decode_push, "outbox")
 
     def peers(self) -> Sequence[Peer]:
         return tuple(self._registers.peers.values())
 
     async def delegation(self, key: DelegationKey) -> Delegation | None:
-        found = await self._history.value(
-            "delegation", role=key.role.value, peer=key.peer, offer_id=column(key.offer_id)
-        )
-        return _delegation(found) if found is not None else None
+        values = {"role": key.role.value, "peer": key.peer, "offer_id": column(key.offer_id)}
+        return next(iter(await self._bodies(decode_delegation, "delegation", **values)), None)
 
     async def delegation_of(self, task_id: TaskId) -> Delegation | None:
-        found = await self._history.value("delegation_of", task_id=task_id)
-        return _delegation(found) if found is not None else None
+        return next(iter(await self._bodies(decode_delegation, "delegation_of", task_id=task_id)), None)
 
     async def delegations(self) -> Sequence[Delegation]:
-        return tuple([_delegation(row["body"]) for row in await self._history.rows("delegations")])
+        return await self._bodies(decode_delegation, "delegations")
 
     async def delegations_live(self, role: DelegationRole, peer: InstanceId | None = None) -> Sequence[Delegation]:
-        rows = await self._history.rows("delegations_live", role=role.value, peer=peer)
-        return tuple([_delegation(row["body"]) for row in rows])
+        return await self._bodies(decode_delegation, "delegations_live", role=role.value, peer=peer)
 
     async def peer_outbox(self, peer: InstanceId) -> Sequence[OutboxMessage]:
-        return tuple([_outbox_message(row["body"]) for row in await self._history.rows("parcels", peer=peer)])
+        return await self._bodies(decode_message, "parcels", peer=peer)
 
     async def addressees(self) -> Sequence[InstanceId]:
-        return tuple([InstanceId(row["peer"]) for row in await self._history.rows("addressees")])
+        return tuple([InstanceId(row["peer"]) for row in await self._rows("addressees")])
 
     async def envelope_taken(self, sender: InstanceId, jti: str) -> bool:
-        return bool(await self._history.value("envelope", sender=sender, jti=column(jti), now_ms=self.now_ms()))
+        return bool(await self._value("envelope", sender=sender, jti=column(jti), now_ms=self.now_ms()))
 
     async def peer_usage(self, since: int, peer: InstanceId | None = None) -> Sequence[PeerUsage]:
-        rows = await self._history.rows("peer_usage", since=since, peer=peer)
+        rows = await self._rows("peer_usage", since=since, peer=peer)
         return tuple([msgspec.convert(dict(row), PeerUsage) for row in rows])
 
     async def message_log(self) -> Sequence[LoggedMessage]:
-        return tuple([_message(row["body"]) for row in await self._history.rows("messages", count=MESSAGES_MAX)])
+        return await self._bodies(_logged, "messages", count=MESSAGES_MAX)
+
+    # Notes and secrets
+
+    async def notes(self, tenant: str, agent_id: str) -> tuple[int, str | None]:
+        for row in await self._rows("notes", tenant=tenant, agent_id=agent_id):
+            return row["version"], row["body"]
+        return 0, None
+
+    async def keep_notes(self, tenant: str, agent_id: str, version: int, body: str) -> bool:
+        """Replaces notes, if their version is the one that was read."""
+        return bool(await self._rows("keep_notes", tenant=tenant, agent_id=agent_id, version=version, body=body))
+
+    async def secret(self, name: str) -> str | None:
+        body: str | None = await self._connections.value("nodes", "secret", name=name)
+        return body
+
+    async def keep_secret(self, name: str, body: str) -> None:
+        await self._connections.rows("nodes", "keep_secret", name=name, body=body)
+
+    async def replace_secret(self, name: str, before: str, body: str) -> bool:
+        version = await self._connections.value("nodes", "replace_secret", name=name, before=before, body=body)
+        if version is not None:
+            await self._membership.spread(version)
+        return version is not None
 
     # Operating
 
@@ -456,33 +428,25 @@ class PostgresLedger:
         return None
 
     async def erase_tasks(self, which: EraseTasks) -> Erased:
-        erase = self._history.erase
-        erased = await (self._tenant_rows.erase(which, erase) if which.wholly else erase(which))
+        if which.wholly:
+            await self._erase_ids(which)  # the ids go first: the tasks are found again after a crash
+        erased = await self._erase(which)
         if erased.tasks:
-            self._history.notify_erased()
+            self._notify_erased()
         return erased
 
-    async def cached_keys(self, parties: Sequence[str]) -> Sequence[CacheKey]:
-        return await self._tenant_rows.cached_keys(parties)
-
-    async def scrub(self, tenant: str, parties: Sequence[str]) -> None:
-        await self._tenant_rows.scrub(tenant, parties)
-
-    async def search(self, tenant: str, parties: Sequence[str]) -> Sequence[SearchedPlace]:
-        return await self._tenant_rows.search(tenant, parties)
-
     def on_erased(self, callback: Callable[[], None]) -> None:
-        self._history.erased_callbacks.append(callback)
+        self._erased_callbacks.append(callback)
 
     async def counts(self) -> Counts:
         return await self._metrics.counts(self._writer, self._membership, self.clock)
 
     async def tenant_sizes(self, tenants: Sequence[str]) -> Sequence[TenantSize]:
-        count, kept = self._counters.get, {row["tenant"]: row["n"] for row in await self._history.rows("kept_bytes")}
+        count, kept = self._counters.get, {row["tenant"]: row["n"] for row in await self._rows("kept_bytes")}
         return [TenantSize(count("tasks", name), count("size", name), kept.get(name, 0)) for name in tenants]
 
     async def nodes(self) -> Sequence[LedgerNode]:
-        return tuple([LedgerNode(**row) for row in await self._history.rows("nodes")])
+        return tuple([LedgerNode(**row) for row in await self._rows("nodes")])
 
     async def close(self) -> None:
         await self._node_agents.close()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Final
 
 from covenant.ledger.machine.priorities import rank
-from covenant.model.ids import TaskId
+from covenant.model.ids import PublicKey, TaskId
 
 PLACE_BITS: Final = 20
 """The lower bits of a place number the tasks of a batch. The upper bits number the batches."""
@@ -88,6 +88,38 @@ class QueueHead:
     def wanted(self, count: int) -> int:
         """How many rows to load, to have `count` besides those that this batch took out."""
         return count + len(self._taken)
+
+
+class BatchLines:
+    """The queues of recipients, or the results of senders, in a batch: the loaded heads, and the changes to write.
+
+    `of_all`: there is a line of all owners, too, under None.
+    """
+
+    def __init__(self, *, of_all: bool = False) -> None:
+        self.heads: defaultdict[PublicKey | None, QueueHead] = defaultdict(QueueHead)
+        self.added: dict[tuple[str, int], int] = {}
+        """The numbers of tasks by owner and place."""
+        self.removed: dict[tuple[str, int], None] = {}
+        self._of_all = of_all
+
+    def enter(self, whose: PublicKey, place: int, no: int, task_id: TaskId) -> None:
+        if (whose, place) in self.removed:
+            del self.removed[whose, place]
+        else:
+            self.added[whose, place] = no
+        self.heads[whose].enter(place, task_id)
+        if self._of_all:
+            self.heads[None].enter(place, task_id)
+
+    def leave(self, whose: PublicKey, place: int) -> None:
+        if (whose, place) in self.added:
+            del self.added[whose, place]
+        else:
+            self.removed[whose, place] = None
+        self.heads[whose].leave(place)
+        if self._of_all:
+            self.heads[None].leave(place)
 
 
 class BatchPlaces:
@@ -192,20 +224,3 @@ class Floors:
         """Notes that the first places of these queues were taken."""
         for whose, place in dict(sorted(places)).items():
             self.note_first(whose, place + 1)
-
-
-Places = dict[tuple[str, int], int]
-
-
-def put_in(into: Places, out: dict[tuple[str, int], None], at: tuple[str, int], no: int) -> None:
-    if at in out:
-        del out[at]
-    else:
-        into[at] = no
-
-
-def take_out(into: Places, out: dict[tuple[str, int], None], at: tuple[str, int]) -> None:
-    if at in into:
-        del into[at]
-    else:
-        out[at] = None

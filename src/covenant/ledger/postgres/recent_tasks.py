@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
+from copy import copy
 from itertools import islice
 from typing import Final
 
 from covenant.ledger.machine.entry import Entry
-from covenant.ledger.machine.states import DRAINED, QUEUED, SETTLED
+from covenant.ledger.machine.states import DRAINED, QUEUED, SETTLED, State
 from covenant.ledger.postgres.batch_state import BatchState
 from covenant.ledger.postgres.counters import Counters
 from covenant.ledger.postgres.stored_task import Slot
@@ -28,18 +29,18 @@ Line = OrderedDict[int, TaskId]
 class RecentTasks:
     def __init__(self) -> None:
         self._tasks: OrderedDict[TaskId, tuple[Entry, Slot]] = OrderedDict()
-        self._queues: dict[str, Line] = {}
-        self._results: dict[str, Line] = {}
+        self._lines: dict[State, dict[str, Line]] = {QUEUED: {}, SETTLED: {}}
+        """The queues by recipient, and the results by sender."""
 
     def get(self, task_id: TaskId) -> tuple[Entry, Slot] | None:
         """The entry, and a copy of its slot, which the batch may change."""
         known = self._tasks.get(task_id)
-        return (known[0], known[1].copy()) if known is not None else None
+        return (known[0], copy(known[1])) if known is not None else None
 
     def clear(self) -> None:
         self._tasks.clear()
-        self._queues.clear()
-        self._results.clear()
+        for lines in self._lines.values():
+            lines.clear()
 
     def forget(self, task_ids: Iterable[TaskId]) -> None:
         for task_id in task_ids:
@@ -69,8 +70,8 @@ class RecentTasks:
         found = _line(entry, slot)
         if found is None or (entry.state is QUEUED and entry.body_on_disk):
             return
-        kind, whose, place = found
-        lines = self._queues if kind is QUEUED else self._results
+        state, whose, place = found
+        lines = self._lines[state]
         line = lines.setdefault(whose, OrderedDict())
         behind = not line or place > next(reversed(line))
         line[place] = entry.task.id
@@ -81,13 +82,12 @@ class RecentTasks:
         found = _line(entry, slot)
         if found is None:
             return
-        kind, whose, place = found
-        lines = self._queues if kind is QUEUED else self._results
-        line = lines.get(whose)
+        state, whose, place = found
+        line = self._lines[state].get(whose)
         if line is not None:
             line.pop(place, None)
             if not line:
-                del lines[whose]
+                del self._lines[state][whose]
 
     def load_heads(
         self,
@@ -98,17 +98,18 @@ class RecentTasks:
     ) -> None:
         """Loads the first so many tasks of queues and results, if this node knows all of their tasks."""
         for recipient, count in queues.items():
-            rows, limit = self._head(work, self._queues, recipient, counters.get("queued", recipient), count)
+            rows, limit = self._head(work, QUEUED, recipient, counters.get("queued", recipient), count)
             if rows:
-                work.load_queue(recipient, rows, limit)
+                work.queue.heads[recipient].load(rows, limit)
         for sender, count in results.items():
-            rows, limit = self._head(work, self._results, sender, counters.get("settled", sender), count)
+            rows, limit = self._head(work, SETTLED, sender, counters.get("settled", sender), count)
             if rows:
-                work.load_results(sender, rows, limit)
+                work.results.heads[sender].load(rows, limit)
 
     def _head(
-        self, work: BatchState, lines: dict[str, Line], whose: str, counted: int, count: int
+        self, work: BatchState, state: State, whose: str, counted: int, count: int
     ) -> tuple[list[tuple[int, TaskId]], int]:
+        lines = self._lines[state]
         line = lines.get(whose)
         if line is None:
             return [], 0
@@ -118,11 +119,11 @@ class RecentTasks:
         rows = list(islice(line.items(), count))
         for _, task_id in rows:
             entry, slot = self._tasks[task_id]
-            work.load_entry(task_id, entry, slot.copy())
+            work.load_entry(task_id, entry, copy(slot))
         return rows, len(rows) + (len(rows) == len(line))
 
 
-def _line(entry: Entry, slot: Slot) -> tuple[object, str, int] | None:
+def _line(entry: Entry, slot: Slot) -> tuple[State, str, int] | None:
     if entry.state is QUEUED:
         return QUEUED, entry.task.recipient.pubkey, slot.place
     if entry.state is SETTLED and slot.settled_place is not None:

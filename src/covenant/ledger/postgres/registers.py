@@ -105,6 +105,15 @@ class Registers(RegisterIndex):
         self.residents: dict[str, StoredResident] = {}
         self.secrets: dict[str, str] = {}
         """Replaced secrets, encrypted."""
+        self._kept: dict[str, dict[str, Any]] = {REVOKED: self.tokens, RESIDENT: self.residents, SECRET: self.secrets}
+        self._indexed: dict[str, tuple[Callable[[Any], None], Callable[[str], None]]] = {
+            IDENTITY: (self.put_identity, self.drop_identity),
+            GRANT: (self.put_grant, self._drop_grant_of),
+            TENANT: (self.put_tenant, self.drop_tenant),
+            AGENT: (self.put_agent, self._drop_agent),
+            PEER: (self._put_peer, self._drop_peer),
+        }
+        """By the kind of the rows: how one is put, and how a removed one is dropped by its name."""
 
     def peer(self, peer_id: InstanceId) -> Peer | None:
         return self.peers.get(peer_id)
@@ -128,42 +137,32 @@ class Registers(RegisterIndex):
     def put(self, rows: Iterable[RegisterRow]) -> list[RegisterChange]:
         """Applies durable rows, and returns the changes for listeners."""
         changed: list[RegisterChange] = []
-        for row in rows:
-            _PUTS[row.kind](self, row.name, row.body)
-            if (change_of := _CHANGES.get(row.kind)) is not None:
-                changed.append(change_of(row.name))
+        for kind, name, body in rows:
+            if kind in self._indexed:
+                put, drop = self._indexed[kind]
+                if body is None:
+                    drop(name)
+                else:
+                    put(body)
+            elif body is None:
+                self._kept[kind].pop(name, None)
+            else:
+                self._kept[kind][name] = body
+            if (change_of := _CHANGES.get(kind)) is not None:
+                changed.append(change_of(name))
         return changed
 
-    def _put_identity(self, name: str, identity: Identity | None) -> None:
-        if identity is None:
-            self.drop_identity(name)
-        else:
-            self.put_identity(identity)
+    def _drop_grant_of(self, signature_b58: str) -> None:
+        if (grant := self.grants_by_signature.get(signature_b58)) is not None:
+            self._drop_grant(grant)
 
-    def _put_grant_row(self, name: str, grant: Grant | None) -> None:
-        if grant is not None:
-            self.put_grant(grant)
-        elif (old := self.grants_by_signature.get(name)) is not None:
-            self._drop_grant(old)
-
-    def _put_tenant(self, name: str, tenant: Tenant | None) -> None:
-        if tenant is None:
-            self.drop_tenant(name)
-        else:
-            self.put_tenant(tenant)
-
-    def _put_agent(self, name: str, agent: CatalogueAgent | None) -> None:
-        if agent is not None:
-            self.put_agent(agent)
-            return
+    def _drop_agent(self, name: str) -> None:
         tenant, agent_id = msgspec.json.decode(name, type=tuple[str, str])
         self.stored_agents.get(tenant, {}).pop(agent_id, None)
 
-    def _put_peer_row(self, name: str, peer: Peer | None) -> None:
-        if peer is not None:
-            self._put_peer(peer)
-        elif (old := self.peers.pop(InstanceId(name), None)) is not None:
-            self._drop_peer_name(old)
+    def _drop_peer(self, name: str) -> None:
+        if (peer := self.peers.pop(InstanceId(name), None)) is not None:
+            self._drop_peer_name(peer)
 
     def _drop_peer_name(self, peer: Peer) -> None:
         """Another peer may have the name by now: a register's rows do not come in the order of their changes."""
@@ -178,33 +177,6 @@ class Registers(RegisterIndex):
             if old.heard_at_ms > peer.heard_at_ms:
                 peer = effects.last_heard(peer, old.heard_at_ms)
         self.peers[peer.id] = self._peers_by_name[peer.name] = peer
-
-    def _put_token(self, name: str, revoked: TokenRevoked | None) -> None:
-        if revoked is None:
-            self.tokens.pop(name, None)
-        else:
-            self.tokens[name] = revoked
-
-    def _put_resident(self, name: str, resident: StoredResident | None) -> None:
-        if resident is None:
-            self.residents.pop(name, None)
-        else:
-            self.residents[name] = resident
-
-    def _put_secret(self, name: str, body: str) -> None:
-        self.secrets[name] = body
-
-
-_PUTS: Final[dict[str, Callable[[Registers, str, Any], None]]] = {
-    IDENTITY: Registers._put_identity,  # noqa: SLF001  the table is the class's own
-    GRANT: Registers._put_grant_row,  # noqa: SLF001
-    TENANT: Registers._put_tenant,  # noqa: SLF001
-    AGENT: Registers._put_agent,  # noqa: SLF001
-    PEER: Registers._put_peer_row,  # noqa: SLF001
-    REVOKED: Registers._put_token,  # noqa: SLF001
-    RESIDENT: Registers._put_resident,  # noqa: SLF001
-    SECRET: Registers._put_secret,  # noqa: SLF001
-}
 
 
 _CHANGES: Final[dict[str, Callable[[str], RegisterChange]]] = {

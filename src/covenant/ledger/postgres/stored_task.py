@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any, Final, TypeGuard, get_args
 
 import msgspec
@@ -30,6 +31,8 @@ from covenant.ledger.machine.events import (
 from covenant.ledger.machine.states import State
 from covenant.ledger.machine.view import Archived
 from covenant.ledger.postgres.counters import Contribution
+from covenant.model.peers.delegation import Delegation, OutboxMessage
+from covenant.model.push import Push
 from covenant.model.task import CacheKey, Cause, Ending, Lease, Result, Task
 from covenant.model.task_event import ArtifactUpdate, Interruption, MessageUpdate, Signal, Wait
 
@@ -43,6 +46,9 @@ _ESCAPED: Final = re.compile("\x01[\x01\x02]?")
 
 Row = Mapping[str, Any]
 _encode: Final = msgspec.json.Encoder().encode
+decode_push: Final = msgspec.json.Decoder(Push).decode
+decode_delegation: Final = msgspec.json.Decoder(Delegation).decode
+decode_message: Final = msgspec.json.Decoder(OutboxMessage).decode
 decode_head: Final = msgspec.json.Decoder(Task).decode
 """The task of a row of `live`, without its body."""
 _TAGS: Final[dict[type, str]] = {each: str(each.__struct_config__.tag) for each in get_args(AnyTaskEvent)}
@@ -62,56 +68,37 @@ def uncolumn(text: str) -> str:
     return _ESCAPED.sub(lambda pair: "\x00" if pair[0] == "\x01\x02" else "\x01", text)
 
 
-class Slot:
-    """Where a task is stored. `n` is the number of its events; `table` is its table when this batch began."""
+def encode_text(value: Any) -> str:
+    return _encode(value).decode()
 
-    __slots__ = (
-        "attempt",
-        "counted",
-        "ended_n",
-        "held_n",
-        "intent",
-        "n",
-        "no",
-        "place",
-        "pushed",
-        "settled_place",
-        "size",
-        "table",
-        "touched",
-        "turn",
-    )
 
-    def __init__(self, no: int, table: str | None = None) -> None:
-        self.no = no
-        self.table = table
-        self.n = 0
-        self.held_n = 0
-        """`n` when this batch began."""
-        self.place = 0
-        """Its place in its recipient's queue."""
-        self.settled_place: int | None = None
-        """The place of its result among those of its sender."""
-        self.touched: int | None = None
-        """The place of the last lease or renewal: the order of leases."""
-        self.pushed = False
-        self.ended_n: int | None = None
-        self.intent = ""
-        """The beginning of the task's intent."""
-        self.size = 0
-        """The size of its events, in bytes."""
-        self.counted: Contribution | None = None
-        """Its contribution to the counts, if that is known."""
-        self.attempt, self.turn = 0, 1
-        """For an ended task: the values with which it continues if its result is returned."""
+class Slot(msgspec.Struct, gc=False):
+    """Where a task is stored."""
 
-    def copy(self) -> Slot:
-        made = Slot.__new__(Slot)
-        (made.no, made.table, made.n, made.held_n, made.place) = (self.no, self.table, self.n, self.held_n, self.place)
-        made.settled_place, made.touched, made.pushed = self.settled_place, self.touched, self.pushed
-        made.ended_n, made.intent, made.size = self.ended_n, self.intent, self.size
-        made.attempt, made.turn, made.counted = self.attempt, self.turn, self.counted
-        return made
+    no: int
+    table: str | None = None
+    """The task's table when this batch began."""
+    n: int = 0
+    """The number of its events."""
+    held_n: int = 0
+    """`n` when this batch began."""
+    place: int = 0
+    """Its place in its recipient's queue."""
+    settled_place: int | None = None
+    """The place of its result among those of its sender."""
+    touched: int | None = None
+    """The place of the last lease or renewal: the order of leases."""
+    pushed: bool = False
+    ended_n: int | None = None
+    intent: str = ""
+    """The beginning of the task's intent."""
+    size: int = 0
+    """The size of its events, in bytes."""
+    counted: Contribution | None = None
+    """Its contribution to the counts, if that is known."""
+    attempt: int = 0
+    """For an ended task: this and `turn` are the values with which it continues if its result is returned."""
+    turn: int = 1
 
 
 class StoredEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, omit_defaults=True):
@@ -153,6 +140,12 @@ class StoredEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, omit_d
 
 
 decode_rest: Final = msgspec.json.Decoder(StoredEntry).decode
+_rest_of: Final = attrgetter(
+    *("cache_key" if name == "kept_cache_key" else name for name in StoredEntry.__struct_fields__)
+)
+# An entry has the same fields in the same order, and besides them `task`, `state`, `result` and `body_on_disk`.
+_RESULT: Final = StoredEntry.__struct_fields__.index("ending")
+_ON_DISK: Final = StoredEntry.__struct_fields__.index("kept_cache_key")
 
 
 class _Result(msgspec.Struct, frozen=True, gc=False):
@@ -168,92 +161,20 @@ _task: Final = msgspec.json.Decoder(_Task).decode
 
 
 def encode_head(entry: Entry) -> str:
-    return _encode(entry.without_body().task).decode()
+    return encode_text(entry.without_body().task)
 
 
 def encode_rest(entry: Entry) -> str:
-    return _encode(
-        StoredEntry(
-            entry.digest,
-            entry.accepted_at_ms,
-            entry.updated_at_ms,
-            entry.generation,
-            entry.turn,
-            entry.attempt,
-            entry.undelivered,
-            entry.lease,
-            entry.turn_started_ms,
-            entry.interrupted,
-            entry.interruption,
-            entry.update_no,
-            entry.update_generation,
-            entry.artifacts,
-            entry.recent_ids,
-            entry.ending,
-            entry.cause,
-            entry.messages,
-            entry.kept,
-            entry.ended_turn,
-            entry.events,
-            entry.body_bytes,
-            entry.messages_bytes,
-            entry.kept_bytes,
-            entry.result_bytes,
-            entry.cache_key,
-            entry.open_text,
-            entry.hold,
-            entry.wait,
-            entry.continues,
-            entry.cut,
-            entry.signals,
-            entry.signals_bytes,
-        )
-    ).decode()
+    return encode_text(StoredEntry(*_rest_of(entry)))
 
 
 def decode_entry(row: Row) -> Entry:
     """The entry of a row of `live`, without its task's body."""
-    rest = decode_rest(row["rest"])
-    ended = row["ended_body"]
-    return Entry(
-        decode_head(row["head"]),
-        rest.digest,
-        State(row["state"]),
-        rest.accepted_at_ms,
-        rest.updated_at_ms,
-        rest.generation,
-        rest.turn,
-        rest.attempt,
-        rest.undelivered,
-        rest.lease,
-        rest.turn_started_ms,
-        rest.interrupted,
-        rest.interruption,
-        rest.update_no,
-        rest.update_generation,
-        rest.artifacts,
-        rest.recent_ids,
-        _result(ended).result if ended is not None else None,
-        rest.ending,
-        rest.cause,
-        rest.messages,
-        rest.kept,
-        rest.ended_turn,
-        rest.events,
-        rest.body_bytes,
-        rest.messages_bytes,
-        rest.kept_bytes,
-        rest.result_bytes,
-        body_on_disk=True,
-        kept_cache_key=rest.kept_cache_key,
-        open_text=rest.open_text,
-        hold=rest.hold,
-        wait=rest.wait,
-        continues=rest.continues,
-        cut=rest.cut,
-        signals=rest.signals,
-        signals_bytes=rest.signals_bytes,
-    )
+    ended, rest = row["ended_body"], msgspec.structs.astuple(decode_rest(row["rest"]))
+    result = _result(ended).result if ended is not None else None
+    head, state = decode_head(row["head"]), State(row["state"])
+    values = (head, rest[0], state, *rest[1:_RESULT], result, *rest[_RESULT:_ON_DISK], True, *rest[_ON_DISK:])
+    return Entry(*values)
 
 
 def decode_archived(row: Row) -> Archived:
@@ -306,5 +227,5 @@ def encode_event(event: TaskEvent, encoded: bytes) -> tuple[str, str]:
     if type(event) is TaskUpdated and type(event.update) is ArtifactUpdate:
         return ARTIFACT, encoded.decode()
     if type(event) is ResultReturned:
-        return "result_returned", _encode(Returned(event.task_id, event.reason)).decode()
+        return "result_returned", encode_text(Returned(event.task_id, event.reason))
     return _TAGS[type(event)], encoded.decode()

@@ -6,15 +6,19 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from operator import index
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-import asyncpg
 import msgspec
 
 from covenant.ledger.contract.retention import Erased, EraseTasks
 from covenant.ledger.contract.tasks import (
     ANY,
+    LEASES_SHOWN_MAX,
+    PAGE_BYTES_MAX,
     READ_BYTES_MAX,
+    TREE_BYTES_MAX,
+    TREE_DEPTH_MAX,
+    TREE_NODES_MAX,
     LeaseRecord,
     Listing,
     ListQuery,
@@ -30,7 +34,9 @@ from covenant.ledger.contract.tasks import (
     UpdateRecord,
     build_tree,
     lease_record,
+    page_token,
     queue_entry,
+    read_page_token,
 )
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import (
@@ -48,9 +54,9 @@ from covenant.ledger.machine.events import (
     TurnEnded,
 )
 from covenant.ledger.machine.states import State
-from covenant.ledger.postgres.connections import Connections, fetch_rows, fetch_value
+from covenant.ledger.postgres.connections import Connections, fetch_rows
 from covenant.ledger.postgres.found_rows import TABLES, walks_in_context
-from covenant.ledger.postgres.sql import Statement, statements
+from covenant.ledger.postgres.sql import Statement, statements, walked
 from covenant.ledger.postgres.stored_task import (
     Row,
     column,
@@ -68,14 +74,9 @@ from covenant.model.ids import PublicKey, TaskId
 from covenant.model.task import DELEGATION, Result, Task
 from covenant.model.task_event import Ended, StatusUpdate, Step
 
-LEASES_SHOWN_MAX: Final = 1_000
-TREE_DEPTH_MAX: Final = 64
-TREE_NODES_MAX: Final = 10_000
-TREE_BYTES_MAX: Final = 64 << 20
-PAGE_BYTES_MAX: Final = 2 * 1024 * 1024
-"""Beyond this size no further task is put on a page. A page has at least one, however large."""
+T = TypeVar("T")
 
-_rows = partial(fetch_rows, "history")
+_fetch = partial(fetch_rows, "history")
 _FILTERS: Final = {
     "sender": "sender = :sender",
     "state": "a2a_state = :state",
@@ -117,31 +118,20 @@ _KINDS: Final = {
 }
 
 
-class History:
-    def __init__(self, connections: Connections) -> None:
-        self._connections = connections
-        self.erased_callbacks: list[Callable[[], None]] = []
-        self.erased_count: int | None = None
-        """The change of the counts by erasures, as last seen."""
+class TaskReads:
+    _connections: Connections
+    now_ms: Callable[[], int]
 
-    async def look_for_erasure(self, connection: asyncpg.Connection[Any]) -> None:
-        """Notices erasures by other daemons: they are no batches of a writer, so no news report them."""
-        known, self.erased_count = self.erased_count, await fetch_value("history", connection, "erased")
-        if known != self.erased_count:
-            self.notify_erased()
-
-    def notify_erased(self) -> None:
-        for callback in self.erased_callbacks:
-            callback()
-
-    async def rows(self, name: str, **values: Any) -> Sequence[Row]:
+    async def _rows(self, name: str, **values: Any) -> Sequence[Row]:
         return await self._connections.rows("history", name, **values)
 
-    async def value(self, name: str, **values: Any) -> Any:
-        found = await self.rows(name, **values)
-        return next(iter(found[0].values())) if found else None
+    async def _value(self, name: str, **values: Any) -> Any:
+        return await self._connections.value("history", name, **values)
 
-    async def erase(self, which: EraseTasks) -> Erased:
+    async def _bodies(self, decode: Callable[[str], T], name: str, **values: Any) -> tuple[T, ...]:
+        return tuple([decode(row["body"]) for row in await self._rows(name, **values)])
+
+    async def _erase(self, which: EraseTasks) -> Erased:
         """Erases by one statement. The ids stay."""
         query = Statement(statements("history")["erase"].format(condition=erased_condition(which)))
         values = {
@@ -157,24 +147,24 @@ class History:
         return Erased(tasks=found["tasks"], bytes=found["bytes"], after_no=found["last_no"] if more else 0, more=more)
 
     async def entry(self, task_id: TaskId) -> Entry | None:
-        found = await self.rows("entry", task_id=task_id)
+        found = await self._rows("entry", task_id=task_id)
         if not found:
             return None
         return decode_entry(found[0]).with_body(decode_task(found[0]["task_body"]))
 
     async def parties(self, task_id: TaskId) -> Parties | None:
-        found = await self.value("parties", task_id=task_id)
+        found = await self._value("parties", task_id=task_id)
         if found is None:
             return None
         task = decode_task(found)
         return Parties(sender=task.sender, recipient=task.recipient, tenant=task.tenant)
 
     async def tenants_of(self, task_ids: Collection[TaskId]) -> Mapping[TaskId, str | None]:
-        rows = await self.rows("tenants_of", task_ids=list(task_ids)) if task_ids else ()
+        rows = await self._rows("tenants_of", task_ids=list(task_ids)) if task_ids else ()
         return {TaskId(row["task_id"]): row["tenant"] for row in rows}
 
-    async def steps(self, task_id: TaskId, after: int, limit: int, scope: TaskScope = ANY) -> tuple[Step, ...]:
-        rows = await self.rows(
+    async def _read_steps(self, task_id: TaskId, after: int, limit: int, scope: TaskScope = ANY) -> tuple[Step, ...]:
+        rows = await self._rows(
             "steps",
             task_id=task_id,
             after=min(after, (1 << 31) - 1),
@@ -185,10 +175,10 @@ class History:
         )
         return _steps(rows)
 
-    async def queue(self, query: QueueQuery, now_ms: int) -> Queue:
+    async def queue(self, query: QueueQuery) -> Queue:
         age_ms, within_ms = query.min_lease_age_ms, query.deadline_within_ms
-        state = query.state_filter
-        rows = await self.rows(
+        state, now_ms = query.state_filter, self.now_ms()
+        rows = await self._rows(
             "queue",
             viewer=query.viewer,
             count=query.limit,
@@ -197,32 +187,31 @@ class History:
             due_by=None if within_ms is None else now_ms + within_ms,
             bytes_max=READ_BYTES_MAX,
         )
-        results = await self.rows("waiting_results", viewer=query.viewer, count=query.limit, bytes_max=READ_BYTES_MAX)
-        return Queue(tuple(map(_queue_entry, rows)), tuple(decode_result(row["body"]) for row in results))
+        waiting = {"viewer": query.viewer, "count": query.limit, "bytes_max": READ_BYTES_MAX}
+        lines = tuple(map(_queue_entry, rows))
+        return Queue(lines, await self._bodies(decode_result, "waiting_results", **waiting))
 
     async def recent_tasks(self, viewer: PublicKey | None, limit: int) -> Sequence[Task]:
-        rows = await self.rows("recent_tasks", viewer=viewer, count=limit, bytes_max=READ_BYTES_MAX)
-        return tuple(decode_task(row["body"]) for row in rows)
+        return await self._bodies(decode_task, "recent_tasks", viewer=viewer, count=limit, bytes_max=READ_BYTES_MAX)
 
     async def recent_results(self, viewer: PublicKey | None, limit: int) -> Sequence[Result]:
-        rows = await self.rows("recent_results", viewer=viewer, count=limit, bytes_max=READ_BYTES_MAX)
-        return tuple(decode_result(row["body"]) for row in rows)
+        return await self._bodies(decode_result, "recent_results", viewer=viewer, count=limit, bytes_max=READ_BYTES_MAX)
 
-    async def of_tenant(self, tenant: str, limit: int, *, simple: bool) -> Sequence[TaskRow]:
-        rows = await self.rows("of_tenant", tenant=tenant, count=limit, simple=simple)
+    async def of_tenant(self, tenant: str, limit: int, *, simple: bool = False) -> Sequence[TaskRow]:
+        rows = await self._rows("of_tenant", tenant=tenant, count=limit, simple=simple)
         return tuple(map(_task_row, rows))
 
     async def show(
         self, task_id: TaskId, viewer: PublicKey | None, updates_max: int, after: int | None = None
     ) -> TaskDetail | None:
         async with self._connections.snapshot() as db:
-            found = await _rows(db, "task", task_id=task_id, viewer=viewer)
+            found = await _fetch(db, "task", task_id=task_id, viewer=viewer)
             if not found:
                 return None
             row = found[0]
             until = after + updates_max if after is not None else row["generation"]
-            updates = await _rows(db, "updates", no=row["no"], count=updates_max, after=after or 0, until=until)
-            handovers = await _rows(db, "handovers", no=row["no"])
+            updates = await _fetch(db, "updates", no=row["no"], count=updates_max, after=after or 0, until=until)
+            handovers = await _fetch(db, "handovers", no=row["no"])
         rest = decode_rest(row["rest"])
         return TaskDetail(
             task=decode_task(row["task_body"]),
@@ -243,20 +232,20 @@ class History:
     async def tree(self, root: TaskId, viewer: PublicKey | None) -> TreeNode:
         """A task's tree, level by level, within the bounds of depth, number and size."""
         async with self._connections.snapshot() as db:
-            rows = list(await _rows(db, "task", task_id=root, viewer=viewer))
+            rows = list(await _fetch(db, "task", task_id=root, viewer=viewer))
             seen, level = {root, *(row["task_id"] for row in rows)}, [root]
             for _ in range(TREE_DEPTH_MAX):
                 left = TREE_NODES_MAX - len(rows)
                 if not level or left <= 0:
                     break
-                found = await _rows(db, "children", parents=level, viewer=viewer, count=left)
+                found = await _fetch(db, "children", parents=level, viewer=viewer, count=left)
                 new = [row for row in found if row["task_id"] not in seen]
                 level = [row["task_id"] for row in new]
                 seen.update(level)
                 rows += new
             known = list(map(_tree_row, _first_fitting(rows)))
             remote = [row["no"] for row, each in zip(rows, known, strict=False) if each.remote is not None]
-            noted = await _rows(db, "remote_notes", nos=remote) if remote else ()
+            noted = await _fetch(db, "remote_notes", nos=remote) if remote else ()
         notes = {row["no"]: note for row in noted if (note := _remote_note(row["body"])) is not None}
         numbers = {row["task_id"]: row["no"] for row in rows}
         known = [msgspec.structs.replace(each, remote_note=notes.get(numbers[each.task_id])) for each in known]
@@ -269,16 +258,16 @@ class History:
             rows = await db.fetch(page.text, *page.values(values))
             if query.sender is None and query.context_id is None and query.moved_since_ms is None:
                 states = [query.state] if query.state is not None else _LISTED_STATES
-                (counted,) = await _rows(db, "listed_total", lanes=[f"{query.recipient} {each}" for each in states])
+                (counted,) = await _fetch(db, "listed_total", lanes=[f"{query.recipient} {each}" for each in states])
                 count = counted["total"]
             else:
                 count = await db.fetchval(total.text, *total.values(values))
             nos = [row["no"] for row in rows[: query.limit]]
             sizes = {
-                row["no"]: row["size"] for row in await _rows(db, "page_sizes", nos=nos, artifacts=query.artifacts)
+                row["no"]: row["size"] for row in await _fetch(db, "page_sizes", nos=nos, artifacts=query.artifacts)
             }
             shown = _fitting(nos, sizes)
-            stored = await _rows(db, "page_steps", nos=shown, artifacts=query.artifacts)
+            stored = await _fetch(db, "page_steps", nos=shown, artifacts=query.artifacts)
         steps: defaultdict[int, list[Row]] = defaultdict(list)
         for row in stored:
             steps[row["no"]].append(row)
@@ -287,13 +276,13 @@ class History:
         return Listing(
             tasks=tuple(_steps(steps[each]) for each in shown),
             total=count,
-            next=f"{last['updated_at_ms']:x}-{last['no']:x}" if more and last is not None else "",
+            next=page_token(last["updated_at_ms"], last["no"]) if more and last is not None else "",
         )
 
 
 def listing_statements(query: ListQuery) -> tuple[Statement, Statement, dict[str, Any]]:
     """The statement of a page, that of the number of all its tasks, and their values."""
-    updated_at_ms, no = query.place
+    updated_at_ms, no = read_page_token(query.after)
     values = msgspec.structs.asdict(query) | {"updated_at_ms": updated_at_ms, "no": no, "count": query.limit + 1}
     values["context"] = context = column(query.context_id) if query.context_id is not None else None
     filters = [sql for name, sql in _FILTERS.items() if getattr(query, name) is not None]
@@ -302,13 +291,11 @@ def listing_statements(query: ListQuery) -> tuple[Statement, Statement, dict[str
         for table in TABLES
         for walk in walks_in_context(table, context)
     ]
-    return _walked("page", walks), _walked("page_total", walks), values
-
-
-def _walked(name: str, walks: Iterable[dict[str, str]]) -> Statement:
-    """A statement over walks, each of one table."""
-    text = statements("history")
-    return Statement(text[name].format(walks="UNION ALL".join(text[f"{name}_walk"].format(**walk) for walk in walks)))
+    page, total = (
+        walked("history", "page", "page_walk", walks),
+        walked("history", "page_total", "page_total_walk", walks),
+    )
+    return page, total, values
 
 
 def _steps(rows: Iterable[Row]) -> tuple[Step, ...]:
@@ -328,8 +315,8 @@ def _fitting(nos: Sequence[int], sizes: dict[int, int]) -> list[int]:
 
 
 def _queue_entry(row: Row) -> QueueEntry:
-    state, lease, task = State(row["state"]), decode_rest(row["rest"]).lease, decode_task(row["task_body"])
-    return queue_entry(state, task, row["attempt"], row["created_at_ms"], lease, holder_lost=row["rank"] == 0)
+    entry = decode_entry(row).with_body(decode_task(row["task_body"]))
+    return queue_entry(entry, holder_lost=row["rank"] == 0)
 
 
 def _task_row(row: Row) -> TaskRow:

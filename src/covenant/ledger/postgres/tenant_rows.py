@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 
-from covenant.ledger.contract.retention import Erased, EraseTasks, SearchedPlace, tenant_markers
+from covenant.ledger.contract.retention import EraseTasks, SearchedPlace, tenant_markers
 from covenant.ledger.postgres.connections import Connections
 from covenant.ledger.postgres.sql import Statement, statements
 from covenant.model.task import CacheKey
@@ -33,13 +33,10 @@ _cache_key = msgspec.json.Decoder(CacheKey).decode
 
 
 class TenantRows:
-    def __init__(self, connections: Connections) -> None:
-        self._connections = connections
+    _connections: Connections
 
-    async def erase(self, which: EraseTasks, erase: Callable[[EraseTasks], Awaitable[Erased]]) -> Erased:
-        """Erases tasks with their ids. The ids go first: the tasks are found again after a crash."""
+    async def _erase_ids(self, which: EraseTasks) -> None:
         await self._fetch("ids_gone", task_ids=await self._task_ids(which))
-        return await erase(which)
 
     async def _task_ids(self, which: EraseTasks) -> list[str]:
         query = Statement(statements("removal")["ids"].format(condition=erased_condition(which)))
@@ -75,7 +72,7 @@ class TenantRows:
             found.append(SearchedPlace(place=f"table {name}", found=counted["found"], kept=counted["kept"]))
         return found
 
-    async def removed(self, after: int | None) -> tuple[int, Sequence[str]]:
+    async def removed_tenants(self, after: int | None) -> tuple[int, Sequence[str]]:
         (row,) = await self._fetch("removed", after=after)
         return row["version"], row["names"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, Final
 
@@ -100,8 +101,8 @@ class WriterConnection:
             self.drop()
         return fenced(restored=restored_at_ms > joined.restored_at_ms)
 
-    def fail(self, items: list[Item], trouble: Unavailable) -> None:
+    def fail(self, items: Iterable[Item], error: Exception) -> None:
         """Fails items. Those of the batch in doubt get `outcome_unknown`, which also names the trouble."""
         in_doubt = self.in_doubt.items if self.in_doubt is not None else ()
         for item in items:
-            item.fail(outcome_unknown(trouble) if item in in_doubt else trouble)
+            item.fail(outcome_unknown(error) if isinstance(error, Unavailable) and item in in_doubt else error)

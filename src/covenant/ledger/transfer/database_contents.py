@@ -31,16 +31,23 @@ from covenant.ledger.postgres.registers import (
     decode_row,
 )
 from covenant.ledger.postgres.sql import statement
-from covenant.ledger.postgres.stored_task import Row, decode_entry, decode_rest, uncolumn
+from covenant.ledger.postgres.stored_task import (
+    Row,
+    decode_delegation,
+    decode_entry,
+    decode_message,
+    decode_push,
+    decode_rest,
+    uncolumn,
+)
 from covenant.ledger.transfer.contents import AgentNotes, AuditChain, AuditLine, Contents, MovedBlob
 from covenant.ledger.transfer.task_record import TaskEventText, TaskFacts, TaskRecord, read_events
 from covenant.model.errors import CovenantError
 from covenant.model.grant import AuditHead
 from covenant.model.ids import PublicKey
-from covenant.model.peers.delegation import Delegation, LoggedMessage, OutboxMessage, ReceivedEnvelope
+from covenant.model.peers.delegation import LoggedMessage, ReceivedEnvelope
 from covenant.model.peers.instance import InstanceId
 from covenant.model.peers.usage_by_day import PeerUsage
-from covenant.model.push import Push
 from covenant.model.settings import Limits
 from covenant.model.task import CacheKey
 
@@ -74,7 +81,6 @@ def _decoder(kind: Any) -> Callable[[str], Any]:
     return msgspec.json.Decoder(kind).decode
 
 
-_push, _delegation, _outbox_message = _decoder(Push), _decoder(Delegation), _decoder(OutboxMessage)
 _message, _cache_key, _cached, _remembered = map(_decoder, (LoggedMessage, CacheKey, Cached, Remembered))
 
 
@@ -147,7 +153,7 @@ async def read_database(connection: asyncpg.Connection[Any], limits: Limits) -> 
     state = LedgerState(limits)
     await _read_registers(connection, state)
     for row in await _rows(connection, "pushes"):
-        state.put_push(_push(row["body"]))
+        state.put_push(decode_push(row["body"]))
     await _read_peers(connection, state)
     for row in await _rows(connection, "cached"):
         if row["cached"] is not None:
@@ -191,9 +197,9 @@ async def _read_registers(connection: asyncpg.Connection[Any], state: LedgerStat
 
 async def _read_peers(connection: asyncpg.Connection[Any], state: LedgerState) -> None:
     for row in await _rows(connection, "delegations"):
-        state.put_delegation(_delegation(row["body"]))
+        state.put_delegation(decode_delegation(row["body"]))
     for row in await _rows(connection, "parcels"):
-        state.put_outbox_message(_outbox_message(row["body"]))
+        state.put_outbox_message(decode_message(row["body"]))
     for row in await _rows(connection, "envelopes"):
         sender, jti = InstanceId(row["sender"]), uncolumn(row["jti"])
         state.put_envelope(ReceivedEnvelope(sender=sender, jti=jti, typ="", until_ms=row["until_ms"]))

@@ -20,42 +20,30 @@ from covenant.ledger.embedded.state import LedgerState
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.states import DRAINED, LEASED, QUEUED, SETTLED
 from covenant.ledger.postgres.batch_inputs import NUMBERS
-from covenant.ledger.postgres.batch_rows import LIVE, TASKS, live_row, task_row
+from covenant.ledger.postgres.batch_rows import EVENTS, LIVE, QUEUE, RESULTS, TASKS, live_row, push_row, task_row
 from covenant.ledger.postgres.cache_rows import key_text
 from covenant.ledger.postgres.connections import fetch_value
-from covenant.ledger.postgres.counters import ALL, KEPT_BYTES, Counters, contribution
+from covenant.ledger.postgres.counters import ALL, KEPT_BYTES, Counters, contribution, count_delegation, count_push
 from covenant.ledger.postgres.queue_head import PLACE_BITS, queue_place
 from covenant.ledger.postgres.registers import AGENT, GRANT, IDENTITY, PEER, REVOKED, TENANT, agent_name
-from covenant.ledger.postgres.stored_task import Slot, column
-from covenant.ledger.register_index import idle_at_ms
+from covenant.ledger.postgres.stored_task import Slot, column, encode_text
 from covenant.ledger.transfer.contents import Contents
 from covenant.ledger.transfer.task_record import TaskRecord
 from covenant.model.errors import CovenantError
 from covenant.model.ids import TaskId
-from covenant.model.peers.delegation import DelegationRole, DelegationState
 from covenant.model.task import Cause, Ending, Lease, Result, Task, utf8_length, weigh_result
-from covenant.model.tenants import host_of
 
 ROWS_AT_ONCE: Final = 2_000
 BYTES_AT_ONCE: Final = 8 << 20
 
-_encode: Final = msgspec.json.Encoder().encode
 _task: Final = msgspec.json.Decoder(Task).decode
 _result: Final = msgspec.json.Decoder(Result).decode
 _lease: Final = msgspec.json.Decoder(Lease).decode
 
 _COLUMNS: Final[dict[str, tuple[str, ...]]] = {
-    "live": tuple(name.removeprefix("l_") for name in LIVE),
-    "tasks": tuple(name.removeprefix("t_") for name in TASKS),
-    "ids": ("task_id", "no"),
-    "events": ("no", "n", "generation", "ts_ms", "kind", "body"),
-    "queue": ("recipient", "place", "no"),
-    "results": ("sender", "place", "no"),
-}
-
-
-def _text(value: Any) -> str:
-    return _encode(value).decode()
+    table: tuple(name.partition("_")[2] for name in names)
+    for table, names in (("live", LIVE), ("tasks", TASKS), ("events", EVENTS), ("queue", QUEUE), ("results", RESULTS))
+} | {"ids": ("task_id", "no")}
 
 
 class DatabaseWriter:
@@ -172,7 +160,9 @@ class DatabaseWriter:
             yield REVOKED, token.token_id, token
 
     async def _write_registers(self) -> None:
-        rows = [(kind, column(name), 1, next(self._places), _text(body)) for kind, name, body in self._registers()]
+        rows = [
+            (kind, column(name), 1, next(self._places), encode_text(body)) for kind, name, body in self._registers()
+        ]
         await self._copy("register_rows", ("kind", "name", "version", "made", "body"), rows)
         await self._run("registers")
         grants = self._state.grants_by_signature.values()
@@ -183,24 +173,12 @@ class DatabaseWriter:
 
     async def _write_pushes_and_shared(self) -> None:
         state, counts = self._state, self._counts
-        pushes = list(state.all_pushes())
-        for push in pushes:
-            counts.add((("pushes", ALL, 1), ("pushes_of", host_of(push.recipient.display), 1)))
-            if push.dead_at_ms is not None:
-                counts.count("pushes_dead", ALL, 1)
-        rows: list[tuple[Any, ...]] = [
-            (
-                push.task_id,
-                column(push.id),
-                next(self._places),
-                idle_at_ms(push, push.moved_at_ms, state.limits) if push.ended is not None else None,
-                _text(push),
-            )
-            for push in pushes
-        ]
+        rows = [push_row(push, next(self._places), state.limits) for push in state.all_pushes()]
+        for push in state.all_pushes():
+            count_push(counts, push, 1)
         await self._copy("pushes", ("task_id", "id", "made", "idle_at_ms", "body"), rows)
         rows = [
-            (verb, column(holder), column(request_id), next(self._places), _text(remembered))
+            (verb, column(holder), column(request_id), next(self._places), encode_text(remembered))
             for (verb, holder, request_id), remembered in state.requests.items()
         ]
         counts.count("requests", ALL, len(rows))
@@ -215,9 +193,9 @@ class DatabaseWriter:
             found: tuple[Any, ...] = (None, None, 0, None)
             if kept is not None:
                 size = weigh_result(kept.result)
-                found = (_text(kept), kept.cached_at_ms, size, next(self._places))
+                found = (encode_text(kept), kept.cached_at_ms, size, next(self._places))
                 self._counts.add((("cached", ALL, 1), ("cached_bytes", ALL, size)))
-            rows.append((key_text(key), _text(key), leader, *found))
+            rows.append((key_text(key), encode_text(key), leader, *found))
         columns = ("key", "name", "leader", "cached", "cached_at_ms", "cached_bytes", "cached_place")
         await self._copy("shared", columns, rows)
 
@@ -225,11 +203,9 @@ class DatabaseWriter:
         state, counts = self._state, self._counts
         rows: list[tuple[Any, ...]] = []
         for each in state.delegations_in_order():
-            counts.count("delegations_ended" if each.ended else "delegations", ALL, 1)
-            if each.state is DelegationState.LOST and each.role is DelegationRole.REQUESTER:
-                counts.count("delegations_lost", ALL, 1)
+            count_delegation(counts, each, 1)
             key = (each.role.value, each.peer, column(each.offer_id), each.task_id)
-            rows.append((*key, next(self._places), each.ended, _text(each)))
+            rows.append((*key, next(self._places), each.ended, encode_text(each)))
         columns = ("role", "peer", "offer_id", "task_id", "moved", "ended", "body")
         await self._copy("delegations", columns, rows)
         rows = []
@@ -237,13 +213,13 @@ class DatabaseWriter:
             counts.count("parcels", message.peer, 1)
             key_of = message.delegation
             place = (key_of.role.value, key_of.peer, column(key_of.offer_id), message.seq, next(self._places))
-            rows.append((*place, _text(message)))
+            rows.append((*place, encode_text(message)))
         await self._copy("parcels", ("role", "peer", "offer_id", "seq", "made", "body"), rows)
         rows = [(each.sender, column(each.jti), each.until_ms) for each in state.all_envelopes()]
         await self._copy("envelopes", ("sender", "jti", "until_ms"), rows)
         last_seen = [(peer.id, peer.heard_at_ms) for peer in state.peers_by_id.values() if peer.heard_at_ms]
         await self._copy("peers_heard", ("peer", "heard_at_ms"), last_seen)
-        logged = [(next(self._places), _text(each)) for each in state.messages]
+        logged = [(next(self._places), encode_text(each)) for each in state.messages]
         await self._copy("messages", ("place", "body"), logged)
         usage = [{**asdict(each), "role": each.role.value} for each in state.usage.values()]
         if usage:

@@ -36,10 +36,11 @@ from covenant.ledger.embedded.moved_mark import (
 )
 from covenant.ledger.embedded.open import SEEN, open_ledger
 from covenant.ledger.machine.identity_commands import WriteAuditRow
-from covenant.ledger.postgres.connections import CONNECT_S, SETTINGS, execute, fetch_rows, fetch_value
+from covenant.ledger.postgres.connections import CONNECT_S, SETTINGS, connect_once, execute, fetch_rows, fetch_value
 from covenant.ledger.postgres.database_errors import SESSIONLESS, UNAVAILABLE, describe_trouble
-from covenant.ledger.postgres.migrations import check_durability, migrate
-from covenant.ledger.postgres.open_postgres import DatabaseUnusable, unusable
+from covenant.ledger.postgres.lost_commits import check_lost_commits
+from covenant.ledger.postgres.migrations import check_durability, check_tasks, migrate
+from covenant.ledger.postgres.open_postgres import DatabaseUnusable
 from covenant.ledger.transfer.contents import Contents, Measure, check_chains, measure
 from covenant.ledger.transfer.database_contents import read_database
 from covenant.ledger.transfer.database_writer import DatabaseWriter, moved_chain
@@ -77,7 +78,8 @@ class Mover:
     """One move, or the rest of an interrupted one. `by` is the issuer of the audit row about it.
 
     Both directions commit to the database, and refuse one that may lose commits, unless `durability` is "os".
-    `secrets`: the encrypted secrets to store in the database, by name, for a move into it.
+    `secrets`: the encrypted secrets to store in the database, by name, for a move into it. `lost_path`: the home's file
+    of commits that the database has lost, for a move out of it.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class Mover:
         by: AgentId,
         secrets: Mapping[str, str] = MappingProxyType({}),
         durability: Literal["fsync", "os"] = "fsync",
+        lost_path: Path | None = None,
     ) -> None:
         self._home = home
         self._dsn = dsn
@@ -100,6 +103,7 @@ class Mover:
         self._by = by
         self._secrets = secrets
         self._durability = durability
+        self._lost_path = lost_path
 
     async def move_in(self) -> Mapping[str, Measure]:
         """Moves the home's ledger into the database. Returns what was moved, by kind.
@@ -153,7 +157,8 @@ class Mover:
     async def move_out(self) -> Mapping[str, Measure]:
         """Moves the database's ledger into the home. Returns what was moved, by kind.
 
-        Raises CannotMove, HomeLocked, NotDurable and DatabaseUnusable.
+        Raises CannotMove, HomeLocked, NotDurable and DatabaseUnusable, and what a start raises for a database that has
+        lost commits (Unavailable) or rows of open tasks (WrongSchema).
         """
         mark, staged = read_mark(self._home), self._home / STAGED
         if mark is None:
@@ -249,6 +254,9 @@ class Mover:
             )
         if not await _value(connection, "held"):
             raise CannotMove(f"the database {self._database_name()} has no ledger to move")
+        await check_tasks(connection)
+        if self._lost_path is not None:
+            await check_lost_commits(connection, self._lost_path)
 
     async def _check_alone(self, connection: asyncpg.Connection[Any]) -> None:
         if living := [row["node"] for row in await fetch_rows("transfer", connection, "living")]:
@@ -285,7 +293,7 @@ class Mover:
     @asynccontextmanager
     async def _database(self) -> AsyncIterator[asyncpg.Connection[Any]]:
         try:
-            connection = await asyncpg.connect(self._dsn, timeout=CONNECT_S, server_settings=SETTINGS)
+            connection = await connect_once(self._dsn, timeout=CONNECT_S, server_settings=SETTINGS)
             try:
                 if self._durability == "fsync":
                     await check_durability(connection)
@@ -299,4 +307,4 @@ class Mover:
         except UNAVAILABLE as error:
             raise DatabaseUnusable(f"{describe_trouble(error)}; then run the same command again") from error
         except (asyncpg.PostgresError, ValueError) as error:
-            raise unusable(error) from error
+            raise DatabaseUnusable(describe_trouble(error)) from error

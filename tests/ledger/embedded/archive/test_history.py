@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from covenant.ledger.contract.tasks import LeaseRecord, QueueQuery, TreeNode
+from covenant.ledger.contract.tasks import TREE_DEPTH_MAX, LeaseRecord, QueueQuery, TreeNode
 from covenant.ledger.embedded.archive import history as sql
 from covenant.ledger.embedded.archive.apply_batch import apply_lines
 from covenant.ledger.embedded.archive.archive_file import archived_seq_of, open_writer
-from covenant.ledger.embedded.archive.history import TREE_DEPTH_MAX, History
+from covenant.ledger.embedded.archive.history import History
 from covenant.ledger.machine.events import (
     AuditPurged,
     LeaseInterrupted,

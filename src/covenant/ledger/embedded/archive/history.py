@@ -22,7 +22,12 @@ from covenant.ledger.contract.identities import LAST, AuditRecord
 from covenant.ledger.contract.task_query import AGENTS_COUNTED_MAX, FoundPage, TaskCounts, TaskQuery
 from covenant.ledger.contract.tasks import (
     ANY,
+    LEASES_SHOWN_MAX,
+    PAGE_BYTES_MAX,
     READ_BYTES_MAX,
+    TREE_BYTES_MAX,
+    TREE_DEPTH_MAX,
+    TREE_NODES_MAX,
     Listing,
     ListQuery,
     Parties,
@@ -34,6 +39,8 @@ from covenant.ledger.contract.tasks import (
     TreeNode,
     TreeRow,
     build_tree,
+    page_token,
+    read_page_token,
 )
 from covenant.ledger.embedded.archive.apply_batch import context_name
 from covenant.ledger.embedded.archive.row_updates import FOLLOWING, LEASED, PARKED, QUEUED
@@ -62,10 +69,6 @@ PAGE_ROWS: Final = 1_000
 T = TypeVar("T")
 READERS: Final = 2
 BUSY_S: Final = 10.0
-LEASES_SHOWN_MAX: Final = 1_000
-TREE_DEPTH_MAX: Final = 64
-TREE_NODES_MAX: Final = 10_000
-TREE_BYTES_MAX: Final = 64 << 20
 # A role is the column that is compared with the viewer; each has its own index.
 _ANYONE: Final = ("true",)
 _ROLES: Final = ("recipient_pubkey = :viewer", "sender_pubkey = :viewer", "leased_to_pubkey = :viewer")
@@ -86,8 +89,6 @@ _FILTERS: Final = {
     "state": "state = :state",
     "moved_since_ms": "updated_at >= :moved_since_ms",
 }
-PAGE_BYTES_MAX: Final = 2 * 1024 * 1024
-"""Beyond this size no further task is put on a page. A page has at least one, however large."""
 
 
 class _Read(NamedTuple, Generic[T]):
@@ -420,7 +421,7 @@ _listed = msgspec.json.Decoder(tuple[ListedTask, ...]).decode
 
 
 def list_tasks(db: sqlite3.Connection, query: ListQuery) -> Listing:
-    updated_at, task_no = query.place
+    updated_at, task_no = read_page_token(query.after)
     values: dict[str, Any] = msgspec.structs.asdict(query)
     with transaction(db, "BEGIN"):  # one snapshot for the page and the count
         # One statement for each set of filters, so that each can use the fitting index.
@@ -435,7 +436,7 @@ def list_tasks(db: sqlite3.Connection, query: ListQuery) -> Listing:
         counted = query.sender is None and query.context_id is None and query.moved_since_ms is None
         (total,) = db.execute(_COUNTED if counted else _COUNT.format(filters=filters), values).fetchone()
     rows = _listed(found)
-    end = f"{rows[-1].updated_at:x}-{rows[-1].task_no:x}" if rows and rows[-1].next_no is not None else ""
+    end = page_token(rows[-1].updated_at, rows[-1].task_no) if rows and rows[-1].next_no is not None else ""
     return Listing(tasks=tuple(steps_of(row.steps) for row in rows), total=total, next=end)
 
 

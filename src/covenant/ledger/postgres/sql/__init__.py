@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import cache
 from importlib.resources import files
 from typing import Any, Final
 
 _NAMED: Final = re.compile(r"^-- :(\w+)\n", re.MULTILINE)
 _VALUE: Final = re.compile(r"(?<![:\w]):([a-z]\w*)")
+_HOLDER_LOST: Final = re.compile(r"/\* holder_lost (\w+) \*/")
+_IS_LOST: Final = r"""\1.state = 'leased' AND (
+    \1.interrupted OR (
+        \1.boot IS NOT NULL AND \1.node IS NOT NULL
+        AND NOT EXISTS (SELECT FROM nodes AS o WHERE o.node = \1.node AND o.boot = \1.boot AND o.lost_at_ms IS NULL)
+    )
+)"""
+"""The condition for a lease that nobody holds any more, of a row of `live`."""
 
 
 class Statement:
@@ -31,10 +40,17 @@ def text(file: str) -> str:
 @cache
 def statements(file: str) -> dict[str, str]:
     """The texts of a file by their names."""
-    _, *parts = _NAMED.split(text(file))
+    _, *parts = _NAMED.split(_HOLDER_LOST.sub(_IS_LOST, text(file)))
     return dict(zip(parts[::2], (part.strip() for part in parts[1::2]), strict=True))
 
 
 @cache
 def statement(file: str, name: str) -> Statement:
     return Statement(statements(file)[name])
+
+
+def walked(file: str, name: str, walk: str, walks: Iterable[dict[str, str]], **shape: str) -> Statement:
+    """A statement over walks, each of one table. `walk` names their text."""
+    texts = statements(file)
+    united = "UNION ALL".join(texts[walk].format(**each, **shape) for each in walks)
+    return Statement(texts[name].format(walks=united, **shape))

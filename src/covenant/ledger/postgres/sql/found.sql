@@ -34,14 +34,7 @@ SELECT i.no FROM ids AS i WHERE i.task_id ~>=~ :id_from AND i.task_id ~<~ :id_to
 -- :rows
 SELECT
     x.*,
-    x.state = 'leased' AND (
-        x.interrupted OR (
-            x.boot IS NOT NULL AND x.node IS NOT NULL
-            AND NOT EXISTS (
-                SELECT FROM nodes AS o WHERE o.node = x.node AND o.boot = x.boot AND o.lost_at_ms IS NULL
-            )
-        )
-    ) AS holder_lost,
+    /* holder_lost x */ AS holder_lost,
     -- A column has at most 63 bits: only the task itself has a later deadline.
     CASE
         WHEN x.deadline_ms = 9223372036854775807

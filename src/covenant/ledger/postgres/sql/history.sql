@@ -55,14 +55,7 @@ LIMIT :count
 -- :task
 SELECT
     x.*, f.body AS task_body, e.body AS ended_body,
-    x.state = 'leased' AND (
-        x.interrupted OR (
-            x.boot IS NOT NULL AND x.node IS NOT NULL
-            AND NOT EXISTS (
-                SELECT FROM nodes AS o WHERE o.node = x.node AND o.boot = x.boot AND o.lost_at_ms IS NULL
-            )
-        )
-    ) AS holder_lost
+    /* holder_lost x */ AS holder_lost
 FROM ids AS i
 CROSS JOIN LATERAL (
     SELECT
@@ -95,14 +88,7 @@ ORDER BY n
 -- :children
 SELECT
     x.*, f.body AS task_body, e.body AS ended_body,
-    x.state = 'leased' AND (
-        x.interrupted OR (
-            x.boot IS NOT NULL AND x.node IS NOT NULL
-            AND NOT EXISTS (
-                SELECT FROM nodes AS o WHERE o.node = x.node AND o.boot = x.boot AND o.lost_at_ms IS NULL
-            )
-        )
-    ) AS holder_lost
+    /* holder_lost x */ AS holder_lost
 FROM (
     SELECT
         no, task_id, state, a2a_state, sender, recipient, lessee, attempt, turn, generation, created_at_ms, updated_at_ms,
@@ -126,21 +112,14 @@ WHERE no = ANY(:nos::bigint[]) AND kind = 'task_updated' AND body LIKE '%covenan
 ORDER BY no, n
 
 -- :queue
-SELECT w.*, f.body AS task_body FROM (
+SELECT w.*, f.body AS task_body, NULL AS ended_body FROM (
     SELECT x.*, sum(octet_length(f.body)) OVER (
         ORDER BY x.rank, CASE WHEN x.state = 'leased' THEN x.touched_at_ms ELSE x.place END, x.no
     ) - octet_length(f.body) AS before
     FROM (
         SELECT l.*,
             CASE
-                WHEN l.state = 'leased' AND (
-                    l.interrupted OR (
-                        l.boot IS NOT NULL AND l.node IS NOT NULL
-                        AND NOT EXISTS (
-                            SELECT FROM nodes AS o WHERE o.node = l.node AND o.boot = l.boot AND o.lost_at_ms IS NULL
-                        )
-                    )
-                ) THEN 0
+                WHEN /* holder_lost l */ THEN 0
                 WHEN l.state = 'leased' THEN 1
                 WHEN l.state = 'queued' THEN 2
                 ELSE 3
@@ -256,27 +235,11 @@ SELECT rest FROM live WHERE state = 'leased' ORDER BY touched LIMIT 1
 
 -- :holders_lost
 SELECT count(*) FROM live AS l
-WHERE
-    l.state = 'leased' AND (
-        l.interrupted OR (
-            l.boot IS NOT NULL AND l.node IS NOT NULL
-            AND NOT EXISTS (
-                SELECT FROM nodes AS o WHERE o.node = l.node AND o.boot = l.boot AND o.lost_at_ms IS NULL
-            )
-        )
-    )
+WHERE /* holder_lost l */
 
 -- :lost_heads
 SELECT l.head FROM live AS l
-WHERE
-    l.state = 'leased' AND (
-        l.interrupted OR (
-            l.boot IS NOT NULL AND l.node IS NOT NULL
-            AND NOT EXISTS (
-                SELECT FROM nodes AS o WHERE o.node = l.node AND o.boot = l.boot AND o.lost_at_ms IS NULL
-            )
-        )
-    )
+WHERE /* holder_lost l */
 LIMIT 10000
 
 -- :lanes
