@@ -122,6 +122,35 @@ async def test_files_that_somebody_removed_hold_up_nothing_behind_them(tmp_path:
         await put(store, BEN, ANN, name)
 
 
+async def test_files_that_cannot_be_read_hold_up_nothing_behind_them_and_stay(tmp_path: Path, clock: Clock) -> None:
+    store = opened(tmp_path, clock)
+    for name in (1, 2, 3):
+        await put(store, BEN, ANN, name)
+    first, second, _ = sorted((tmp_path / "relay" / BEN).iterdir())
+    for file in (first, second):
+        file.rename(tmp_path / file.name)
+        file.mkdir()
+    for most in (1, 2, 3):
+        assert await names(store, BEN, most) == [3]
+    await store.drop(BEN, [f"{3:032x}"])
+    assert await names(store, BEN, 1) == []
+    for file in (first, second):
+        file.rmdir()
+        (tmp_path / file.name).rename(file)
+    assert await names(store, BEN) == [1, 2]
+
+
+async def test_an_envelope_whose_file_is_damaged_is_dropped_and_spoils_no_answer(tmp_path: Path, clock: Clock) -> None:
+    store = opened(tmp_path, clock)
+    for name in (1, 2):
+        await put(store, BEN, ANN, name)
+    damaged, whole = sorted((tmp_path / "relay" / BEN).iterdir())
+    damaged.write_bytes(b'{"n":\0')
+    for most in (1, 2):
+        assert await names(store, BEN, most) == [2]
+    assert sorted((tmp_path / "relay" / BEN).iterdir()) == [whole]
+
+
 async def test_an_introduction_that_somebody_removed_is_shown_again_after_the_next_poll(
     tmp_path: Path, clock: Clock
 ) -> None:

@@ -162,33 +162,40 @@ class RelayStore:
         replace_private(folder / name, data)
 
     async def read(self, recipient: InstanceId, most: int) -> Sequence[RelayedEnvelope]:
-        """The first envelopes that wait, in the order in which they came."""
+        """The first envelopes that wait and can be read, in the order in which they came."""
         await self.drop_stale(recipient)
+        tried = set[str]()
         while True:
             chosen: list[StoredEnvelope] = []
             for kept in self._held(recipient).values():
+                if kept.name in tried:
+                    continue
                 if len(chosen) >= most or (chosen and _size(chosen) + kept.bytes > ANSWER_BYTES_MAX):
                     break
                 chosen.append(kept)
             if not chosen:
                 return ()
-            found, missing = await asyncio.to_thread(self._read, self._folder / recipient, chosen)
-            await self.drop(recipient, missing)
-            if found or not missing:
+            tried.update(kept.name for kept in chosen)
+            found, lost = await asyncio.to_thread(self._read, self._folder / recipient, chosen)
+            await self.drop(recipient, lost)
+            if found:
                 return found
 
     def _read(self, folder: Path, chosen: Iterable[StoredEnvelope]) -> tuple[Sequence[RelayedEnvelope], Sequence[str]]:
-        """The envelopes, and the names of those whose files somebody has removed."""
-        found, missing = list[RelayedEnvelope](), list[str]()
+        """The envelopes, and the names of those whose files are gone or damaged. Their senders still have them."""
+        found, lost = list[RelayedEnvelope](), list[str]()
         for kept in chosen:
             try:
-                found.append(
-                    RelayedEnvelope(id=kept.name, envelope=msgspec.Raw((folder / kept.file_name).read_bytes()))
-                )
-            except OSError as error:
+                data = (folder / kept.file_name).read_bytes()
+                msgspec.json.decode(data)  # a damaged envelope would spoil the whole answer
+            except (OSError, ValueError, RecursionError) as error:
                 log.warning("relay.unreadable", extra={"file": kept.file_name, "reason": str(error)})
-                missing += [kept.name] if isinstance(error, FileNotFoundError) else []
-        return found, missing
+                # A file that only cannot be read now stays, and holds back no envelope behind it.
+                if isinstance(error, FileNotFoundError) or not isinstance(error, OSError):
+                    lost.append(kept.name)
+            else:
+                found.append(RelayedEnvelope(id=kept.name, envelope=msgspec.Raw(data)))
+        return found, lost
 
     async def drop(self, recipient: InstanceId, names: Iterable[str]) -> None:
         """Deletes envelopes that the recipient has."""
