@@ -145,9 +145,6 @@ class Candidates:
             self._put(_key(candidate), _Entry(candidate, group, None))
         self.on_change()
 
-    def urls(self, source: Source) -> frozenset[str]:
-        return frozenset(url for _, each, url in self._entries if each == source)
-
     def listed(self, monotonic_ms: int, known: Mapping[InstanceId, str | None]) -> tuple[Candidate, ...]:
         """All candidates with their conflicts and notes, the last seen first. `known`: the peers and their addresses.
 
