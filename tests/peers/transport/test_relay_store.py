@@ -11,13 +11,14 @@ import pytest
 
 from covenant.model.errors import OverLimit
 from covenant.model.peers.instance import InstanceId
-from covenant.peers.transport.relay import INTRODUCTION, Relay, RelayLimits, RelayStore
+from covenant.peers.peer_settings import PeerSettings
+from covenant.peers.transport.relay import INTRODUCTION, Relay, RelayStore
 from covenant.seal.identity import SKEW_MS
 from tests.peers.transport_under_test import QUICK, cancel, transport_under_test
 
 NOW = 1_800_000_000_000
 ANN, BEN, CAT = (InstanceId("frd1_" + letter * 40) for letter in "abc")
-LIMITS = RelayLimits(bytes_max=100, bytes_per_peer=60, count_per_peer=3)
+LIMITS = PeerSettings(relay_bytes_max=100, relay_bytes_per_peer=60, relay_envelopes_per_peer=3)
 
 
 class Clock:
@@ -105,7 +106,7 @@ async def test_each_limit_holds_also_after_a_restart_and_ends_with_what_was_take
 async def test_a_place_that_could_not_be_written_is_given_back(tmp_path: Path, clock: Clock) -> None:
     store = opened(tmp_path, clock)
     (tmp_path / "relay" / BEN).write_text("in the way")
-    for _ in range(LIMITS.count_per_peer + 1):
+    for _ in range(LIMITS.relay_envelopes_per_peer + 1):
         with pytest.raises(OSError, match="exist"):
             await put(store, BEN, ANN, 1)
     assert await store.find(BEN, f"{1:032x}") is None

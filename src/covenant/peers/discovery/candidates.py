@@ -112,7 +112,6 @@ class Candidates:
         self._own_id = own_id
         self._candidates_max = candidates_max
         self._entries: dict[tuple[str, Source, str], _Entry] = {}
-        self.dropped = 0
         self.on_change: Callable[[], None] = lambda: None
 
     def __len__(self) -> int:
@@ -164,7 +163,6 @@ class Candidates:
         self._entries[key] = entry
         if len(self._entries) > self._candidates_max:
             del self._entries[min(self._entries, key=self._drop_order)]
-            self.dropped += 1
 
     def _drop_order(self, key: tuple[str, Source, str]) -> tuple[int, int]:
         candidate = self._entries[key].candidate

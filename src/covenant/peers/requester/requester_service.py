@@ -77,10 +77,7 @@ log = logging.getLogger(__name__)
 
 
 class _Follower:
-    __slots__ = ("moved", "seen", "task_id")
-
-    def __init__(self, task_id: TaskId) -> None:
-        self.task_id = task_id
+    def __init__(self) -> None:
         self.moved = asyncio.Event()
         self.seen: Delegation | None = None
 
@@ -360,7 +357,7 @@ class Requester(PeerService):
 
     async def follow(self, task_id: TaskId) -> AsyncIterator[Delegation]:
         """The delegation as it is now, and again whenever it moves, until it has ended. Each state is durable first."""
-        follower = _Follower(task_id)
+        follower = _Follower()
         self._followers.add(follower)
         try:
             while True:
