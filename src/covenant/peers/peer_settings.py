@@ -6,6 +6,7 @@ import ipaddress
 import re
 from collections.abc import Awaitable, Callable, Container
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
 
 from covenant.model.settings import HOUR_MS
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from covenant.ledger.contract.ledger import DelegationLedger
     from covenant.model.ids import AgentId
     from covenant.model.peers.delegation import DelegationKey, Peer
-    from covenant.model.peers.instance import InstanceId
+    from covenant.model.peers.instance import InstanceId, Prekey
     from covenant.peers.directory.instance_keys import InstanceKeys
     from covenant.peers.transport.peer_client import PeerConnections
 
@@ -312,15 +313,24 @@ class PeerService:
         self._now_ms = context.ledger.now_ms
         self._monotonic_ms = context.ledger.clock.monotonic_ms
 
-    def _epoch_for(self, peer: Peer | None) -> str | None:
+    def _epoch_for(self, peer: Peer) -> str | None:
         """The epoch of our ledger for an envelope to this peer; None for a peer that does not know epochs."""
-        return (
-            self._context.ledger_epoch if peer is not None and peer.keys is not None and peer.keys.has_epochs else None
-        )
+        return self._context.ledger_epoch if peer.keys is not None and peer.keys.has_epochs else None
 
-    def _certified_for(self, peer: Peer | None) -> bool:
-        """Whether this peer knows certificates, so that a purpose key signs its envelopes."""
-        return peer is not None and peer.keys is not None and peer.keys.has_certificates
+    def _sealer(self, peer: Peer, prekey: Prekey, *, relayed: bool = False) -> partial[bytes]:
+        """Seals envelopes to this peer, as of now: `InstanceKeys.seal` with all but `body`, `typ` and `seq`.
+
+        It may be called in a thread.
+        """
+        return partial(
+            self._keyring.seal,
+            to=peer.id,
+            prekey=prekey,
+            now_ms=self._now_ms(),
+            epoch=self._epoch_for(peer),
+            certified=peer.keys is not None and peer.keys.has_certificates,
+            relayed=relayed,
+        )
 
     def _address(self, peer: Peer) -> str | None:
         """Where envelopes for this peer are sent: to its own address, or to our relay. None: the peer polls us."""

@@ -438,15 +438,7 @@ class PeerDirectory(PeerService):
             now_ms=self._now_ms(),
             known_end=known_end,
         )
-        return self._keyring.seal(
-            encode(response),
-            typ=type_of(response),
-            to=asker.id,
-            prekey=prekey,
-            now_ms=self._now_ms(),
-            epoch=self._epoch_for(asker),
-            certified=self._certified_for(asker),
-        )
+        return self._sealer(asker, prekey)(encode(response), typ=type_of(response))
 
     async def _reported_end(self, asker: Peer, query: CapabilityQuery) -> int | None:
         """How many records the peer's ledger had by its last report; None if it does not report.

@@ -261,7 +261,7 @@ class Inbox(PeerService):
             except Conflict as conflict:
                 if conflict.code == "out_of_order" and metered:
                     # It goes on after numbers that we signed for. What we fetch ourselves may have got lost at a relay.
-                    await self._directory.note_forgotten(peer, received=header.seq)
+                    await self._directory.note_forgotten(peer, heard=header.seq)
                 raise
             return acted, header.cert is not None
         except EnvelopeRefused as refused:

@@ -406,19 +406,7 @@ class EnvelopeSender(PeerService):
     async def _seal(self, peer: Peer, body: bytes, *, typ: str, seq: int | None, fresh: bool, relayed: bool) -> bytes:
         prekey = await self._directory.prekey_for(peer, fresh=fresh)
         known = self._ledger.peer(peer.id) or peer
-        sealing = partial(
-            self._keyring.seal,
-            body,
-            typ=typ,
-            to=peer.id,
-            prekey=prekey,
-            now_ms=self._now_ms(),
-            seq=seq,
-            epoch=self._epoch_for(known),
-            certified=self._certified_for(known),
-            relayed=relayed,
-        )
-
+        sealing = partial(self._sealer(known, prekey, relayed=relayed), body, typ=typ, seq=seq)
         try:
             return sealing() if len(body) <= ASIDE_BYTES else await asyncio.to_thread(sealing)
         except ValueError as wrong:
