@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from covenant.model.peers.instance import InstanceId, Prekey
     from covenant.peers.directory.instance_keys import InstanceKeys
     from covenant.peers.transport.peer_client import PeerConnections
+    from covenant.seal.identity import PrivatePrekey
 
 EVERYBODY: Final = "*"
 """An entry of `poll` and `relay_for` that names every peer."""
@@ -359,6 +360,22 @@ class PeerService:
                 self._keyring.renewed_void = False
                 raise
         return True  # another daemon may have replaced the keys while this one used the old ones
+
+    async def _own_prekey(self, kid: str) -> PrivatePrekey | None:
+        """Our prekey of this id. Another daemon of this instance may have made it just now."""
+        prekey, shared = self._keyring.prekey(kid), self._context.shared
+        if prekey is None and shared is not None:
+            await shared.refresh_keys()
+            prekey = self._keyring.prekey(kid)
+        return prekey
+
+    async def _audit(self, kind: str, **facts: object) -> None:
+        """Writes a row into the audit, in the name of this instance (docs/formats/audit.md)."""
+        from covenant.ledger.machine.identity_commands import (  # noqa: PLC0415  (showing settings needs no ledger)
+            WriteAuditRow,
+        )
+
+        await self._ledger.commit(WriteAuditRow(by=self._us, row={"type": kind, **facts}))
 
     def _in_flight(self, key: DelegationKey) -> int:
         """The highest number of this delegation's messages that the peer may have."""

@@ -19,7 +19,6 @@ from typing import Final, NamedTuple
 import msgspec
 
 from covenant.ledger.machine.decisions.peers import ISSUED_MAX, unknown_peer
-from covenant.ledger.machine.identity_commands import WriteAuditRow
 from covenant.ledger.machine.peer_commands import LearnPeer, ReceiveFromPeer, RevokeToken
 from covenant.model.errors import Conflict, CovenantError, Invalid, Refusal, Unavailable
 from covenant.model.peers.delegation import Challenge, IssuedToken, Peer, PeerCapabilities
@@ -263,11 +262,7 @@ class Handshake(PeerService):
         )
         if await self._ledger.envelope_taken(peer.id, checked.header.jti):
             raise replayed(checked.header)
-        prekey = self._keyring.prekey(checked.header.kid)
-        if prekey is None and self._context.shared is not None:
-            await self._context.shared.refresh_keys()
-            prekey = self._keyring.prekey(checked.header.kid)
-        body = open_checked(checked, prekey, now_ms=now_ms)
+        body = open_checked(checked, await self._own_prekey(checked.header.kid), now_ms=now_ms)
         return checked.header, decode(checked.header.typ, body)
 
     async def _post_query(self, peer: Peer, prekey: Prekey) -> PeerResponse:
@@ -347,9 +342,8 @@ class Handshake(PeerService):
         if not peer.trust.covers(Trust.VERIFIED) or peer.id in self._noted_forgotten:
             return
         self._noted_forgotten.add(peer.id)
-        row: dict[str, object] = {"type": "ledger_forgotten", "peer": peer.id, **numbers}
-        log.error("peers.ledger_forgotten", extra=row)
-        await self._ledger.commit(WriteAuditRow(by=self._us, row=row))
+        log.error("peers.ledger_forgotten", extra={"peer": peer.id, **numbers})
+        await self._audit("ledger_forgotten", peer=peer.id, **numbers)
         begin = self._context.begin_epoch
         if begin is not None and not self._began_epoch and self._epoch_for(peer) == peer.told_epoch:
             self._began_epoch = True

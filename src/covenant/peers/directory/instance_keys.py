@@ -258,15 +258,13 @@ class InstanceKeys:
         Returns whether anything changed.
         """
         with self._rotating:
-            renewed = self._purposes_due(now_ms)
-            if renewed:
-                self._save_and_adopt(self._certified(renewed, now_ms, self.void_before_ms))
-            kept = self.renewed_prekeys(now_ms)
-            if kept is None:
-                return bool(renewed)
-            self._save(kept)
-            self.adopt_prekeys(kept)
-            return True
+            purpose_keys, prekeys = self.renewed_purpose_keys(now_ms), self.renewed_prekeys(now_ms)
+            if purpose_keys is not None:
+                self._save_and_adopt(purpose_keys)
+            if prekeys is not None:
+                self._save(prekeys)
+                self.adopt_prekeys(prekeys)
+            return purpose_keys is not None or prekeys is not None
 
     def renewed_prekeys(self, now_ms: int) -> Sequence[PrivatePrekey] | None:
         """The prekeys for now, to be saved before they are used; None if the present ones are."""

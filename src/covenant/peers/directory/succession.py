@@ -16,7 +16,6 @@ from typing import Final
 
 import msgspec
 
-from covenant.ledger.machine.identity_commands import WriteAuditRow
 from covenant.ledger.machine.peer_commands import ChangePeer, LearnPeer, SucceedPeer
 from covenant.model.errors import Conflict, Invalid
 from covenant.model.peers.delegation import Peer
@@ -101,13 +100,7 @@ class Succession(PeerService):
             if peer is None or change.new_id in peer.ids:
                 continue
             if self._forks.take(peer.id, self._monotonic_ms(), FORKS_PER_MIN) is None:
-                row: dict[str, object] = {
-                    "type": "identity_forked",
-                    "peer": peer.id,
-                    "before": change.old_id,
-                    "shown": change.new_id,
-                }
-                await self._ledger.commit(WriteAuditRow(by=self._us, row=row))
+                await self._audit("identity_forked", peer=peer.id, before=change.old_id, shown=change.new_id)
             raise Conflict("identity_superseded", f"the identity {change.old_id} was given up before")
 
     async def _record_revocations(self, revocations: tuple[KeyRevocation, ...]) -> bool:

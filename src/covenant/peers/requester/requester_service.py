@@ -19,7 +19,6 @@ from covenant.exchange.delegation_outcome import by_task, view_outcome
 from covenant.exchange.tasks.builder import text_of
 from covenant.exchange.tasks.reader import TaskReader
 from covenant.ledger.machine.decisions.peers import unknown_delegation
-from covenant.ledger.machine.identity_commands import WriteAuditRow
 from covenant.ledger.machine.peer_commands import (
     DelegationChanges,
     DelegationMoved,
@@ -434,8 +433,7 @@ class Requester(PeerService):
             noted = key.offer_id in self._forgotten or len(self._forgotten) >= FORGOTTEN_MAX
             if self._context.ledger_epoch is not None and not noted:
                 self._forgotten.add(key.offer_id)
-                row: dict[str, object] = {"type": "delegation_forgotten", "peer": key.peer, "offer_id": key.offer_id}
-                await self._ledger.commit(WriteAuditRow(by=self._us, row=row))
+                await self._audit("delegation_forgotten", peer=key.peer, offer_id=key.offer_id)
         elif delegation.ended and goes_on and incoming.envelope.epoch != delegation.peer_epoch:
             await self.commit(delegation, message=cancel_message(delegation, "it has ended already"))
 
