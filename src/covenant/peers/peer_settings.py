@@ -345,21 +345,32 @@ class PeerService:
         return address is not None and address.endswith(relay_address("", peer.id))
 
     async def _renew_void_keys(self) -> bool:
-        """A peer says that our keys are void. Returns whether another try is worth it."""
-        shared, before = self._context.shared, self._keyring.purpose_keys()
-        if shared is None:
-            import asyncio  # noqa: PLC0415  (showing settings needs no loop)
+        """A peer says that our keys are void. Returns whether another try is worth it.
 
-            return await asyncio.to_thread(self._keyring.renew_void, self._now_ms())
-        await shared.refresh_keys()
-        if self._keyring.purpose_keys() == before and self._keyring.believes_void(self._now_ms()):
-            self._keyring.renewed_void = True  # before the wait, in which another peer may say so, too
+        If we had declared them void, and a restore forgot that, everything that was signed before is void.
+        """
+        shared, keyring = self._context.shared, self._keyring
+        before = keyring.purpose_keys()
+        if shared is not None:
+            await shared.refresh_keys()
+        if keyring.purpose_keys() == before and keyring.believes_void(self._now_ms()):
+            keyring.renewed_void = True  # before the wait, in which another peer may say so, too
             try:
-                await shared.replace_keys(compromised=True)
+                await self._replace_keys(compromised=True)
             except BaseException:
-                self._keyring.renewed_void = False
+                keyring.renewed_void = False
                 raise
-        return True  # another daemon may have replaced the keys while this one used the old ones
+            return True
+        return shared is not None  # another daemon may have replaced the keys while this one used the old ones
+
+    async def _replace_keys(self, *, compromised: bool) -> None:
+        """Makes new purpose keys, at all daemons of this instance. `compromised`: the old ones are void."""
+        if (shared := self._context.shared) is not None:
+            await shared.replace_keys(compromised=compromised)
+            return
+        import asyncio  # noqa: PLC0415  (showing settings needs no loop)
+
+        await asyncio.to_thread(self._keyring.replace_purpose_keys, self._now_ms(), compromised=compromised)
 
     async def _own_prekey(self, kid: str) -> PrivatePrekey | None:
         """Our prekey of this id. Another daemon of this instance may have made it just now."""

@@ -24,8 +24,7 @@ from covenant.model.rate_limits import TokenBuckets
 from covenant.peers.peer_settings import PeerContext, PeerService
 from covenant.peers.transport.peer_client import required_address
 from covenant.seal.envelope import Code, EnvelopeRefused, peer_refusal
-from covenant.seal.identity import bundle_holds
-from covenant.seal.identity_chain import chain_holds, former_keys, revocation_holds
+from covenant.seal.identity import bundle_holds, chain_holds, former_keys, revocation_holds
 from covenant.wire.peers import IDENTITY_PATH, Introduction, Received, decode_introduction
 
 KEY_DEAD: Final = "key_dead"
