@@ -12,6 +12,7 @@ from covenant.peers.discovery.discovery_service import Discovery
 from covenant.peers.peer_settings import PeerSettings
 from covenant.peers.transport.peer_client import PeerConnections
 from tests.peers.discovery.neighbours import Neighbour, now_ms
+from tests.waits import LOOK_S
 
 WAITING = {"", "not started"}
 
@@ -39,7 +40,7 @@ async def tell(found: Discovery) -> None:
         for each in known - heard:
             say("lost", *each)
         known = heard
-        await found.changed()
+        await asyncio.sleep(LOOK_S)
 
 
 async def main(private_key: str, port: str, interface: str, look_again_s: str) -> None:

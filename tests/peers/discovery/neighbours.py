@@ -24,7 +24,7 @@ from covenant.seal.identity import InstanceIdentity, fingerprint, new_prekey, si
 from covenant.seal.keys import new_private_key
 from tests.outbound.http_servers import HERE, Answer, always, reply
 from tests.peers.transport_under_test import nobody
-from tests.waits import BOUND_S
+from tests.waits import eventually
 
 LOOPBACK = PeerSettings(mdns=True, mdns_interfaces=(HERE,))
 
@@ -98,10 +98,13 @@ async def discovery(
         await connections.close()
 
 
-async def until(finding: Discovery, true: Callable[[], object]) -> None:
-    async with asyncio.timeout(BOUND_S):
-        while not true():
-            await finding.changed()
+async def until(met: Callable[[], object]) -> None:
+    """The network of a test machine tells nobody what it has delivered."""
+
+    async def look() -> object:
+        return met()
+
+    await eventually(look)
 
 
 def of(finding: Discovery, instance_id: str) -> list[Candidate]:
@@ -110,7 +113,7 @@ def of(finding: Discovery, instance_id: str) -> list[Candidate]:
 
 
 async def heard(finding: Discovery, instance_id: str, count: int = 1) -> list[Candidate]:
-    await until(finding, lambda: len(of(finding, instance_id)) >= count)
+    await until(lambda: len(of(finding, instance_id)) >= count)
     return of(finding, instance_id)
 
 

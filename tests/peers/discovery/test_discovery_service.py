@@ -244,7 +244,7 @@ async def test_a_scan_tells_what_all_ways_have_found(names: NameServer) -> None:
 async def test_two_scans_at_once_are_one() -> None:
     async with http_server(ALPHA.shows()) as there:
         async with discovery(static(there.url()), US) as finding:
-            await until(finding, lambda: of(finding, ALPHA.id))
+            await until(lambda: of(finding, ALPHA.id))
             await asyncio.gather(*(finding.scan() for _ in range(20)))
         assert len(there.requests) <= 2
 

@@ -97,8 +97,6 @@ class Discovery:
             look_again_s=look_again_s,
         )
         self._failures: dict[str, str] = {}
-        self._changed = asyncio.Event()
-        self._candidates.on_change = self._mdns.on_change = self._notify
         self._methods: asyncio.Task[None] | None = None
         self._scanning: asyncio.Task[None] | None = None
 
@@ -115,10 +113,6 @@ class Discovery:
 
     def candidates(self) -> tuple[Candidate, ...]:
         return self._candidates.listed(self._monotonic_ms(), self._known())
-
-    async def changed(self) -> None:
-        """Waits until a candidate was found or lost, or a method began to fail."""
-        await self._changed.wait()
 
     async def scan(self, timeout_s: float = SCAN_S) -> tuple[Candidate, ...]:
         """Asks the static addresses and the domains again, then returns all candidates. With a timeout of 0
@@ -221,7 +215,3 @@ class Discovery:
 
     def _put_static(self, candidate: Candidate) -> None:
         self._candidates.add_found((candidate,), group=f"static:{candidate.url}", whole=True)
-
-    def _notify(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
