@@ -143,9 +143,9 @@ class Listener:
         self._changed = asyncio.Condition()
 
     async def receive(self, incoming: IncomingMessage) -> ReceivedFromPeer:
-        peer, envelope, message = incoming
-        number = str(message.offer_id)  # type: ignore[union-attr]  # what belongs to a delegation has one
-        key = DelegationKey(self._role, peer.id, number)
+        peer, envelope, message, key = incoming
+        assert key.role is self._role
+        number = key.offer_id
         heard = await self._ledger.commit(
             ReceiveFromPeer(
                 envelope=envelope,

@@ -35,7 +35,6 @@ from covenant.model.peers.delegation import (
     LOST,
     REJECTED,
     Delegation,
-    DelegationKey,
     DelegationRole,
     Peer,
 )
@@ -393,10 +392,8 @@ class Requester(PeerService):
         message = incoming.message
         if not isinstance(message, DelegationAccept | DelegationReject | StatusReport | DelegationResult):
             raise Invalid("type_not_supported", f"a requester takes no message of type {wire.type_of(message)}")
-        key = DelegationKey(DelegationRole.REQUESTER, incoming.peer.id, message.offer_id)
+        key, envelope = incoming.key, incoming.envelope
         delegation = await self._ledger.delegation(key)
-        seq = incoming.envelope.seq
-        envelope = incoming.envelope
         in_step = delegation is not None and (envelope.epoch, envelope.our_epoch) == (
             delegation.peer_epoch,
             delegation.epoch,
@@ -404,10 +401,10 @@ class Requester(PeerService):
         if (
             delegation is None
             or delegation.ended
-            or (in_step and seq is not None and seq != delegation.received_seq + 1)
+            or (in_step and envelope.seq is not None and envelope.seq != delegation.received_seq + 1)
         ):
             received = await self._ledger.commit(ReceiveFromPeer(envelope=envelope, key=key))
-            await self._answer_unexpected(incoming, key, delegation)
+            await self._answer_unexpected(incoming, delegation)
             return received
         command = await self._receive_command(incoming, delegation, message)
         try:
@@ -422,13 +419,11 @@ class Requester(PeerService):
             log.warning(
                 "peer.out_of_turn", extra={"peer": key.peer, "offer_id": key.offer_id, "typ": command.envelope.typ}
             )
-            return await self._ledger.commit(ReceiveFromPeer(envelope=incoming.envelope, key=key))
+            return await self._ledger.commit(ReceiveFromPeer(envelope=envelope, key=key))
 
-    async def _answer_unexpected(
-        self, incoming: IncomingMessage, key: DelegationKey, delegation: Delegation | None
-    ) -> None:
+    async def _answer_unexpected(self, incoming: IncomingMessage, delegation: Delegation | None) -> None:
         """After a restore: cancels work at the provider that has ended here, and audits offers that our ledger lost."""
-        goes_on = isinstance(incoming.message, DelegationAccept | StatusReport)
+        key, goes_on = incoming.key, isinstance(incoming.message, DelegationAccept | StatusReport)
         if delegation is None:
             noted = key.offer_id in self._forgotten or len(self._forgotten) >= FORGOTTEN_MAX
             if self._context.ledger_epoch is not None and not noted:

@@ -77,9 +77,11 @@ class IncomingMessage(NamedTuple):
     peer: Peer
     envelope: ReceivedEnvelope
     message: DelegationMessage
+    key: DelegationKey
 
 
 Message = DelegationMessage | wire.DeliveryAcks
+_OF_NO_DELEGATION: Final = (wire.DeliveryAcks, CapabilityQuery, CapabilityResponse)
 
 
 class DelegationHandler(Protocol):
@@ -314,59 +316,53 @@ class Inbox(PeerService):
     # Effects of an envelope
 
     async def _handle_posted(self, peer: Peer, envelope: ReceivedEnvelope, message: Message) -> wire.Received:
-        if isinstance(message, wire.DeliveryAcks):
-            await self._receive_acks(peer, envelope, message)
-            return wire.Received(status="accepted")
-        reply, received = await self._dispatch(IncomingMessage(peer, envelope, message))
+        reply, received = await self._dispatch(peer, envelope, message)
         if reply is not None:
             return wire.Received(status="accepted", envelope=msgspec.Raw(reply))
         return wire.Received(status="accepted", duplicate=received.known or received.repeated)
 
     async def _handle_fetched(self, peer: Peer, envelope: ReceivedEnvelope, message: Message) -> TakenEnvelope:
-        if isinstance(message, wire.DeliveryAcks):
-            await self._receive_acks(peer, envelope, message)
-            return TakenEnvelope(peer.id)
-        reply, _ = await self._dispatch(IncomingMessage(peer, envelope, message))
-        if isinstance(message, CapabilityQuery | CapabilityResponse):
+        reply, _ = await self._dispatch(peer, envelope, message)
+        if isinstance(message, _OF_NO_DELEGATION):
             return TakenEnvelope(peer.id, reply=reply)
         assert envelope.seq is not None
         sender_role = DelegationRole.REQUESTER if envelope.typ in wire.REQUESTER_SENDS else DelegationRole.PROVIDER
         return TakenEnvelope(peer.id, ack=wire.Ack(role=sender_role, offer_id=message.offer_id, seq=envelope.seq))
 
-    async def _receive_acks(self, peer: Peer, envelope: ReceivedEnvelope, message: wire.DeliveryAcks) -> None:
-        if envelope.seq is not None:
-            raise Invalid("invalid_seq", "a message that belongs to no delegation has no number")
-        await self._ledger.commit(ReceiveFromPeer(envelope=envelope))
-        await self._ledger.commit(MoveOutbox(moves=acknowledged(peer.id, message.acks)))
-
-    async def _dispatch(self, incoming: IncomingMessage) -> tuple[bytes | None, ReceivedFromPeer]:
-        peer, envelope, message = incoming
-        if isinstance(message, CapabilityQuery | CapabilityResponse):
+    async def _dispatch(
+        self, peer: Peer, envelope: ReceivedEnvelope, message: Message
+    ) -> tuple[bytes | None, ReceivedFromPeer]:
+        if isinstance(message, _OF_NO_DELEGATION):
             if envelope.seq is not None:
                 raise Invalid("invalid_seq", "a message that belongs to no delegation has no number")
-            if isinstance(message, CapabilityQuery):
-                return await self._directory.receive_query(peer, envelope, message), ReceivedFromPeer()
-            await self._directory.receive_response(peer, envelope, message)
-            return None, ReceivedFromPeer()
+            reply = None
+            if isinstance(message, wire.DeliveryAcks):
+                await self._ledger.commit(ReceiveFromPeer(envelope=envelope))
+                await self._ledger.commit(MoveOutbox(moves=acknowledged(peer.id, message.acks)))
+            elif isinstance(message, CapabilityQuery):
+                reply = await self._directory.receive_query(peer, envelope, message)
+            else:
+                await self._directory.receive_response(peer, envelope, message)
+            return reply, ReceivedFromPeer()
         if envelope.seq is None:
             raise Invalid("invalid_seq", "a message about a delegation needs a number, from 1")
         ours = DelegationRole.PROVIDER if envelope.typ in wire.REQUESTER_SENDS else DelegationRole.REQUESTER
-        key = DelegationKey(ours, peer.id, message.offer_id)
-        await self._check_trust(incoming, key)
+        incoming = IncomingMessage(peer, envelope, message, DelegationKey(ours, peer.id, message.offer_id))
+        await self._check_trust(incoming)
         handler = self._provider if ours is DelegationRole.PROVIDER else self._requester
         try:
             return None, await handler.receive(incoming)
         except Refusal as refusal:
             if refusal.code != "out_of_order":
                 raise
-            record = await self._ledger.delegation(key)
+            record = await self._ledger.delegation(incoming.key)
             raise wire.OutOfOrder(record.received_seq + 1 if record is not None else 1) from None
 
-    async def _check_trust(self, incoming: IncomingMessage, key: DelegationKey) -> None:
+    async def _check_trust(self, incoming: IncomingMessage) -> None:
         """An unverified peer may send offers, which a message rejects, and messages about known delegations."""
         if incoming.peer.trust is not Trust.PEER or incoming.envelope.typ == OFFER:
             return
-        if await self._ledger.delegation(key) is None:
+        if await self._ledger.delegation(incoming.key) is None:
             raise Forbidden(
                 "untrusted", "a peer that is not verified may only ask for capabilities; see `covenant peers verify`"
             )
