@@ -3,6 +3,7 @@
     python scripts/trace_walk.py send          # one SendMessage, from the socket to the synced answer
     python scripts/trace_walk.py delegate      # a task for an agent of a peer, at both daemons, until its proven result
     python scripts/trace_walk.py send --list   # and which modules, in the order in which they are entered
+    python scripts/trace_walk.py send --hops   # and which module calls which others
 
 Each daemon runs on a home of its own and serves an agent that echoes. Two requests warm it up; calls of Python
 functions during the third are recorded. A hop is a call from one module of ours into another, counted once. What the
@@ -203,12 +204,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("what", nargs="?", choices=("send", "delegate"), default="send")
     parser.add_argument("--list", action="store_true", help="name the modules, too")
+    parser.add_argument("--hops", action="store_true", help="name the modules that each module calls, too")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         found = walk(chosen.what, Path(folder))
     print(f"{chosen.what}: {len(found.entered)} modules, {len(found.hops)} hops")
     if chosen.list:
         print("".join(f"    {module}\n" for module in found.entered), end="")
+    if chosen.hops:
+        for source in sorted({source for source, _ in found.hops}):
+            targets = sorted(target for caller, target in found.hops if caller == source)
+            print(f"{source} ({len(targets)})", *(f"    {target}" for target in targets), sep="\n")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from inspect import isawaitable
 from pathlib import Path
 from typing import Any, Final, cast
 from uuid import uuid4
@@ -26,8 +25,8 @@ from covenant.ledger.machine.identity_commands import AddTenant
 from covenant.ledger.machine.peer_commands import AddPeer
 from covenant.model.content import Content
 from covenant.model.ids import TaskId
-from covenant.model.peers.delegation import PROOF, Delegation, DelegationRole, DelegationState, OutboxMessage, Peer
-from covenant.model.peers.instance import InstanceId, Prekey, Trust
+from covenant.model.peers.delegation import PROOF, Delegation, DelegationRole, DelegationState, Peer
+from covenant.model.peers.instance import Trust
 from covenant.model.settings import DelegationSettings, Limits
 from covenant.model.task import NATIVE, PEER_RECIPIENT, Target, Task, fingerprint
 from covenant.model.task_event import StatusUpdate, Step
@@ -38,11 +37,11 @@ from covenant.peers.directory.instance_keys import InstanceKeys
 from covenant.peers.peer_services import PeerServices
 from covenant.peers.peer_settings import PeerContext, PeerSettings
 from covenant.peers.transport.peer_client import PeerConnections
-from covenant.seal.identity import prekey_to_use
 from tests.ledger_contract.samples import ALICE, OPERATOR
 from tests.peers.transport_under_test import (
     DEPTH_MAX,
     Clock,
+    InstanceUnderTest,
     Keys,
     delivering,
     listening,
@@ -56,7 +55,7 @@ QUICK: Final = PeerSettings(
 )
 
 
-class PeerUnderTest(PeerServices):
+class PeerUnderTest(PeerServices, InstanceUnderTest):
     """The services of a daemon's peers, a pool of its agents, and the ledger, folder, keys and port under them."""
 
     def __init__(self, name: str, clock: Clock, keys: Keys, context: PeerContext, register: PoolRegister) -> None:
@@ -78,19 +77,6 @@ class PeerUnderTest(PeerServices):
 
     def callee(self, tenant: str, named: str) -> Target | None:
         return self.requester.callee(tenant, named)
-
-    @property
-    def id(self) -> InstanceId:
-        return self.keyring.id
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.keys.port}"
-
-    def prekey(self) -> Prekey:
-        prekey = prekey_to_use(self.keyring.bundle(self.clock()).prekeys, self.clock())
-        assert prekey is not None
-        return prekey
 
     async def knows(self, *others: "PeerUnderTest", trust: Trust = Trust.VERIFIED, **more: Any) -> None:
         for other in others:
@@ -167,46 +153,11 @@ class PeerUnderTest(PeerServices):
         await self.until_delegation(task_id, lambda found: found.state in states)
         return await self.delegation(task_id)
 
-    async def until(self, holds: Callable[[], Any]) -> None:
-        """Until something that peers have to do with has become so. `holds` may have to be awaited."""
-        bell = asyncio.Event()
-        self.bells.append(bell)
-        try:
-            async with asyncio.timeout(BOUND_S):
-                while not (await found if isawaitable(found := holds()) else found):
-                    bell.clear()
-                    await bell.wait()
-        finally:
-            self.bells.remove(bell)
-
-    async def until_parcels(self, peer: InstanceId, holds: Callable[[Sequence[OutboxMessage]], Any]) -> None:
-        async def look() -> Any:
-            return holds(await self.ledger.peer_outbox(peer))
-
-        await self.until(look)
-
     async def until_works(self, holds: Callable[[list[Delegation]], Any]) -> None:
         async def look() -> Any:
             return holds(await self.works())
 
         await self.until(look)
-
-    async def until_addressees(self, holds: Callable[[Sequence[InstanceId]], Any]) -> None:
-        async def look() -> Any:
-            return holds(await self.ledger.addressees())
-
-        await self.until(look)
-
-    async def until_delegation(self, task_id: TaskId, holds: Callable[[Delegation], Any]) -> None:
-        async def look() -> Any:
-            found = await self.ledger.delegation_of(task_id)
-            return found is not None and holds(found)
-
-        await self.until(look)
-
-    def ring(self, _: InstanceId) -> None:
-        for bell in self.bells:
-            bell.set()
 
     async def noted(self, task_id: TaskId, name: str) -> list[Any]:
         """What was said under this name in the metadata of the task's updates."""
@@ -274,9 +225,9 @@ async def peer_under_test(
             )
         ledger.on_peer(made.ring)
         if listens:
-            await stack.enter_async_context(listening(cast("Any", made)))
+            await stack.enter_async_context(listening(made))
         if delivers:
-            await stack.enter_async_context(delivering(cast("Any", made)))
+            await stack.enter_async_context(delivering(made))
         running = [asyncio.create_task(each) for each in (workers.run(), made.provider.run(), made.sweep.run())]
         await asyncio.sleep(0)
         try:

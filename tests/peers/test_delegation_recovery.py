@@ -380,9 +380,10 @@ async def test_work_of_which_only_the_task_is_left_is_not_begun_again(tmp_path: 
         envelope = ReceivedEnvelope(
             sender=rita.id, jti="again", typ="delegation_offer", until_ms=paul.clock() + 1_000, seq=1
         )
-        heard = await paul.provider.receive(IncomingMessage(peer, envelope, offer))
+        key = DelegationKey(DelegationRole.PROVIDER, rita.id, first)
+        heard = await paul.provider.receive(IncomingMessage(peer, envelope, offer, key))
         assert heard.known
-        again = await paul.ledger.delegation(DelegationKey(DelegationRole.PROVIDER, rita.id, first))
+        again = await paul.ledger.delegation(key)
         assert again is not None
         assert (again.state, again.code, gated.begun) == (REJECTED, "expired", 2)
 

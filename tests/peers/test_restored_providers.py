@@ -94,6 +94,7 @@ async def test_the_reports_of_a_restored_provider_count_although_it_has_forgotte
             timeout=before.timeout_ms,
         )
         messages: tuple[DelegationMessage, ...] = (accept, forgotten) if accepts_first else (forgotten,)
+        key = (await rita.delegation(task_id)).key
         for seq, message in enumerate(messages, 1):
             envelope = ReceivedEnvelope(
                 sender=paul.id,
@@ -103,6 +104,6 @@ async def test_the_reports_of_a_restored_provider_count_although_it_has_forgotte
                 seq=seq,
                 epoch=RESTORED,
             )
-            await rita.requester.receive(IncomingMessage(known, envelope, message))
+            await rita.requester.receive(IncomingMessage(known, envelope, message, key))
         after = await rita.delegation(task_id)
         assert (after.message, after.question, after.status_seq) == ("at it again", None, 1)

@@ -143,9 +143,9 @@ class Listener:
         self._changed = asyncio.Condition()
 
     async def receive(self, incoming: IncomingMessage) -> ReceivedFromPeer:
-        peer, envelope, message = incoming
-        number = str(message.offer_id)  # type: ignore[union-attr]  # what belongs to a delegation has one
-        key = DelegationKey(self._role, peer.id, number)
+        peer, envelope, message, key = incoming
+        assert key.role is self._role
+        number = key.offer_id
         heard = await self._ledger.commit(
             ReceiveFromPeer(
                 envelope=envelope,
@@ -199,21 +199,16 @@ class Keys:
         self.prekeys = list(prekeys)
 
 
-@dataclass
-class TransportUnderTest:
-    folder: Path
+class InstanceUnderTest:
+    """The names of an instance, and waits for what becomes of its ledger."""
+
     clock: Clock
     keys: Keys
     ledger: EmbeddedLedger
     keyring: InstanceKeys
-    context: PeerContext
-    connections: PeerConnections
-    directory: PeerDirectory
-    provider: Listener
-    requester: Listener
     inbox: Inbox
     outbox: OutboxSender
-    bells: list[asyncio.Event] = field(default_factory=list)
+    bells: list[asyncio.Event]
 
     @property
     def id(self) -> InstanceId:
@@ -227,6 +222,58 @@ class TransportUnderTest:
         prekey = prekey_to_use(self.keyring.bundle(self.clock()).prekeys, self.clock())
         assert prekey is not None
         return prekey
+
+    def ring(self, _: InstanceId) -> None:
+        for bell in self.bells:
+            bell.set()
+
+    async def until(self, holds: Callable[[], Any]) -> None:
+        """Until something that peers have to do with has become so. `holds` may have to be awaited."""
+        bell = asyncio.Event()
+        self.bells.append(bell)
+        try:
+            async with asyncio.timeout(BOUND_S):
+                while not (await found if isawaitable(found := holds()) else found):
+                    bell.clear()
+                    await bell.wait()
+        finally:
+            self.bells.remove(bell)
+
+    async def until_parcels(self, peer: InstanceId, holds: Callable[[Sequence[OutboxMessage]], Any]) -> None:
+        async def look() -> Any:
+            return holds(await self.ledger.peer_outbox(peer))
+
+        await self.until(look)
+
+    async def until_addressees(self, holds: Callable[[Sequence[InstanceId]], Any]) -> None:
+        async def look() -> Any:
+            return holds(await self.ledger.addressees())
+
+        await self.until(look)
+
+    async def until_delegation(self, task_id: TaskId, holds: Callable[[Delegation], Any]) -> None:
+        async def look() -> Any:
+            found = await self.ledger.delegation_of(task_id)
+            return found is not None and holds(found)
+
+        await self.until(look)
+
+
+@dataclass
+class TransportUnderTest(InstanceUnderTest):
+    folder: Path
+    clock: Clock
+    keys: Keys
+    ledger: EmbeddedLedger
+    keyring: InstanceKeys
+    context: PeerContext
+    connections: PeerConnections
+    directory: PeerDirectory
+    provider: Listener
+    requester: Listener
+    inbox: Inbox
+    outbox: OutboxSender
+    bells: list[asyncio.Event] = field(default_factory=list)
 
     async def knows(
         self, other: "TransportUnderTest", *, trust: Trust = Trust.VERIFIED, url: str | None = "", keys: bool = True
@@ -282,41 +329,6 @@ class TransportUnderTest:
             now_ms=more.pop("now_ms", self.clock()),
             seq=seq,
         )
-
-    def ring(self, _: InstanceId) -> None:
-        for bell in self.bells:
-            bell.set()
-
-    async def until(self, holds: Callable[[], Any]) -> None:
-        """Until something that peers have to do with has become so. `holds` may have to be awaited."""
-        bell = asyncio.Event()
-        self.bells.append(bell)
-        try:
-            async with asyncio.timeout(BOUND_S):
-                while not (await found if isawaitable(found := holds()) else found):
-                    bell.clear()
-                    await bell.wait()
-        finally:
-            self.bells.remove(bell)
-
-    async def until_parcels(self, peer: InstanceId, holds: Callable[[Sequence[OutboxMessage]], Any]) -> None:
-        async def look() -> Any:
-            return holds(await self.ledger.peer_outbox(peer))
-
-        await self.until(look)
-
-    async def until_addressees(self, holds: Callable[[Sequence[InstanceId]], Any]) -> None:
-        async def look() -> Any:
-            return holds(await self.ledger.addressees())
-
-        await self.until(look)
-
-    async def until_delegation(self, task_id: TaskId, holds: Callable[[Delegation], Any]) -> None:
-        async def look() -> Any:
-            found = await self.ledger.delegation_of(task_id)
-            return found is not None and holds(found)
-
-        await self.until(look)
 
     async def delivered(self) -> None:
         await self.until_addressees(lambda waiting: not waiting)
@@ -395,8 +407,8 @@ def stranger_pool() -> AnonymousPool:
 
 @asynccontextmanager
 async def listening(
-    at: TransportUnderTest, alter: Callable[[Introduction], Introduction] = lambda shown: shown
-) -> AsyncIterator[TransportUnderTest]:
+    at: InstanceUnderTest, alter: Callable[[Introduction], Introduction] = lambda shown: shown
+) -> AsyncIterator[None]:
     """It takes envelopes at its port, which stays the same when it listens again. `alter`: by somebody on the way."""
 
     def introduce() -> Introduction:
@@ -407,7 +419,7 @@ async def listening(
         at.keys.port,
     ) as port:
         at.keys.port = port
-        yield at
+        yield
 
 
 @asynccontextmanager
@@ -425,10 +437,10 @@ async def serving(routes: list[BaseRoute], port: int = 0) -> AsyncIterator[int]:
 
 
 @asynccontextmanager
-async def delivering(at: TransportUnderTest) -> AsyncIterator[TransportUnderTest]:
+async def delivering(at: InstanceUnderTest) -> AsyncIterator[None]:
     running = asyncio.create_task(at.outbox.run())
     try:
-        yield at
+        yield
     finally:
         await asyncio.wait_for(at.outbox.stop(), BOUND_S)
         await asyncio.wait_for(running, BOUND_S)

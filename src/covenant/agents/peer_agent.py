@@ -30,7 +30,7 @@ from covenant.model.task import REMOTE, TIMED_OUT, Target, Task, target_of
 from covenant.model.task_event import ArtifactUpdate, StatusUpdate
 from covenant.model.task_view import TaskState
 from covenant.seal.keys import base64url
-from covenant.wire.redaction import SecretFinding
+from covenant.wire.redaction import SecretFinding, describe_findings
 
 OFFER_BACKOFF: Final = Backoff(0.5, 15.0)
 """Pauses between attempts to reach a peer that must be asked before a task can be offered to it."""
@@ -244,8 +244,8 @@ def _fail(job: Job, code: str | None, message: str) -> None:
 
 
 def _report_findings(job: Job, findings: tuple[SecretFinding, ...]) -> None:
-    """Tells the sender where in its task secrets were found, and of which kind, but never the secrets."""
-    places = ", ".join(f"{each.kind} at {each.path or '/'}" for each in findings[:10])
+    """Tells the sender what was found in its task."""
+    places = describe_findings(findings)
     found = [{"path": each.path, "kind": each.kind, "count": each.count} for each in findings]
     job.add_update(
         StatusUpdate(f"secrets were found in the message to the peer: {places}", metadata={"covenant.redacted": found})

@@ -57,8 +57,16 @@ from covenant.model.peers.instance import (
     KeyRevocation,
     Prekey,
 )
-from covenant.seal.identity import PrivatePrekey, instance_id, new_prekey, prekey_of, sign_bundle, sign_change
-from covenant.seal.identity_chain import chain_to, sign_revocation
+from covenant.seal.identity import (
+    PrivatePrekey,
+    chain_to,
+    instance_id,
+    new_prekey,
+    prekey_of,
+    sign_bundle,
+    sign_change,
+    sign_revocation,
+)
 from covenant.seal.keys import (
     COST,
     TOKEN_PREFIX_LENGTH,

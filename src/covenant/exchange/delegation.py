@@ -69,17 +69,12 @@ class Callee(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     def name(self) -> str:
         return self.identity.pubkey + (self.remote.label if self.remote is not None else "")
 
-    @property
-    def is_remote(self) -> bool:
-        return self.remote is not None
-
 
 class DelegatedTask(msgspec.Struct, frozen=True, gc=False):
     """A task to be delegated, and the digest that the same request always has."""
 
     task: Task
     digest: str
-    until_ms: int | None
 
 
 class Delegations:
@@ -187,7 +182,7 @@ class Delegations:
             task, deadline_ms=until_ms, timeout_ms=own_ms, target=callee.remote, priority=parent.priority
         )
         task = within_deadline(task, None if until_ms is None else until_ms - self.ledger.now_ms())
-        return DelegatedTask(traced(task, trace_of(parent)), digest, until_ms)
+        return DelegatedTask(traced(task, trace_of(parent)), digest)
 
     async def perform(self, delegated: DelegatedTask) -> TaskView:
         """Accepts the task, or finds it accepted before. Returns it when it has ended or waits for more.
@@ -207,9 +202,9 @@ class Delegations:
                 raise
             builder = await self._reader.past(task.id) if known else TaskViewBuilder()
             wait_ms = give_up_ms = None
-            if delegated.until_ms is not None:
+            if task.deadline_ms is not None:
                 # The wall-clock deadline becomes one of the monotonic clock, which nobody can set.
-                wait_ms = delegated.until_ms - self.ledger.now_ms()
+                wait_ms = task.deadline_ms - self.ledger.now_ms()
                 give_up_ms = self.ledger.clock.monotonic_ms() + wait_ms
             view = await self._reader.at_rest(task.id, watch, builder, wait_ms)
         return await self._wait_until_rest(view, give_up_ms)

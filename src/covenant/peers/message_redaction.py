@@ -34,7 +34,7 @@ from covenant.model.peers.delegation_messages import (
 from covenant.peers.peer_settings import Redaction
 from covenant.wire import peers as wire
 from covenant.wire import redaction
-from covenant.wire.redaction import SecretFinding
+from covenant.wire.redaction import SecretFinding, describe_findings
 
 HELD_BACK: Final = "secret_found"
 MESSAGE_CHARS_MAX: Final = 4_000
@@ -68,10 +68,6 @@ class Redacted(NamedTuple, Generic[M]):
     @property
     def found(self) -> int:
         return sum(each.count for each in self.findings)
-
-
-def describe_findings(findings: tuple[SecretFinding, ...]) -> str:
-    return ", ".join(f"{each.kind} at {each.path or '/'}" for each in findings[:10])
 
 
 def log_findings(key: DelegationKey, findings: tuple[SecretFinding, ...]) -> None:

@@ -135,11 +135,7 @@ class PeerAdmin(PeerService):
 
     async def rotate_keys(self, by: AgentId, *, compromised: bool) -> tuple[KeyCertificate, ...]:
         """Makes new purpose keys, and tells peers of them. Work under way goes on."""
-        if (shared := self._context.shared) is not None:
-            await shared.replace_keys(compromised=compromised)
-        else:
-            now_ms = self._ledger.now_ms()
-            await asyncio.to_thread(self._keyring.replace_purpose_keys, now_ms, compromised=compromised)
+        await self._replace_keys(compromised=compromised)
         made = self._keyring.certificates()
         keys = {str(each.purpose): each.key for each in made}
         row: dict[str, object] = {"type": "purpose_keys_rotated", "compromised": compromised, "keys": keys}

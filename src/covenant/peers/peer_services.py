@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -15,6 +14,7 @@ from covenant.model.ids import TaskId
 from covenant.model.peers.delegation import Peer
 from covenant.model.peers.instance import InstanceId, Trust
 from covenant.model.rate_limits import Backoff
+from covenant.outbound.concurrency import wait_at_most
 from covenant.peers.directory.peer_directory import PeerDirectory, read_peer_entry
 from covenant.peers.peer_settings import PeerContext, PeerService
 from covenant.peers.provider.provider_service import Provider
@@ -77,9 +77,7 @@ class PeerMaintenance(PeerService):
         while True:
             self._woken.clear()
             await self._begin()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(ROUND_S):
-                    await self._woken.wait()
+            await wait_at_most(self._woken, ROUND_S)
 
     async def stop(self) -> None:
         if self._running is not None:
@@ -99,7 +97,9 @@ class PeerMaintenance(PeerService):
 
     def announce_keys(self) -> None:
         """Queries every peer that knows certificates, so that it learns of our new keys."""
-        self._untold_keys = {peer.id for peer in self._ledger.peers() if self._certified_for(peer)}
+        self._untold_keys = {
+            peer.id for peer in self._ledger.peers() if peer.keys is not None and peer.keys.has_certificates
+        }
         self._woken.set()
 
     async def sweep(self) -> None:

@@ -6,6 +6,7 @@ import ipaddress
 import re
 from collections.abc import Awaitable, Callable, Container
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
 
 from covenant.model.settings import HOUR_MS
@@ -21,9 +22,10 @@ if TYPE_CHECKING:
     from covenant.ledger.contract.ledger import DelegationLedger
     from covenant.model.ids import AgentId
     from covenant.model.peers.delegation import DelegationKey, Peer
-    from covenant.model.peers.instance import InstanceId
+    from covenant.model.peers.instance import InstanceId, Prekey
     from covenant.peers.directory.instance_keys import InstanceKeys
     from covenant.peers.transport.peer_client import PeerConnections
+    from covenant.seal.identity import PrivatePrekey
 
 EVERYBODY: Final = "*"
 """An entry of `poll` and `relay_for` that names every peer."""
@@ -312,15 +314,24 @@ class PeerService:
         self._now_ms = context.ledger.now_ms
         self._monotonic_ms = context.ledger.clock.monotonic_ms
 
-    def _epoch_for(self, peer: Peer | None) -> str | None:
+    def _epoch_for(self, peer: Peer) -> str | None:
         """The epoch of our ledger for an envelope to this peer; None for a peer that does not know epochs."""
-        return (
-            self._context.ledger_epoch if peer is not None and peer.keys is not None and peer.keys.has_epochs else None
-        )
+        return self._context.ledger_epoch if peer.keys is not None and peer.keys.has_epochs else None
 
-    def _certified_for(self, peer: Peer | None) -> bool:
-        """Whether this peer knows certificates, so that a purpose key signs its envelopes."""
-        return peer is not None and peer.keys is not None and peer.keys.has_certificates
+    def _sealer(self, peer: Peer, prekey: Prekey, *, relayed: bool = False) -> partial[bytes]:
+        """Seals envelopes to this peer, as of now: `InstanceKeys.seal` with all but `body`, `typ` and `seq`.
+
+        It may be called in a thread.
+        """
+        return partial(
+            self._keyring.seal,
+            to=peer.id,
+            prekey=prekey,
+            now_ms=self._now_ms(),
+            epoch=self._epoch_for(peer),
+            certified=peer.keys is not None and peer.keys.has_certificates,
+            relayed=relayed,
+        )
 
     def _address(self, peer: Peer) -> str | None:
         """Where envelopes for this peer are sent: to its own address, or to our relay. None: the peer polls us."""
@@ -334,21 +345,48 @@ class PeerService:
         return address is not None and address.endswith(relay_address("", peer.id))
 
     async def _renew_void_keys(self) -> bool:
-        """A peer says that our keys are void. Returns whether another try is worth it."""
-        shared, before = self._context.shared, self._keyring.purpose_keys()
-        if shared is None:
-            import asyncio  # noqa: PLC0415  (showing settings needs no loop)
+        """A peer says that our keys are void. Returns whether another try is worth it.
 
-            return await asyncio.to_thread(self._keyring.renew_void, self._now_ms())
-        await shared.refresh_keys()
-        if self._keyring.purpose_keys() == before and self._keyring.believes_void(self._now_ms()):
-            self._keyring.renewed_void = True  # before the wait, in which another peer may say so, too
+        If we had declared them void, and a restore forgot that, everything that was signed before is void.
+        """
+        shared, keyring = self._context.shared, self._keyring
+        before = keyring.purpose_keys()
+        if shared is not None:
+            await shared.refresh_keys()
+        if keyring.purpose_keys() == before and keyring.believes_void(self._now_ms()):
+            keyring.renewed_void = True  # before the wait, in which another peer may say so, too
             try:
-                await shared.replace_keys(compromised=True)
+                await self._replace_keys(compromised=True)
             except BaseException:
-                self._keyring.renewed_void = False
+                keyring.renewed_void = False
                 raise
-        return True  # another daemon may have replaced the keys while this one used the old ones
+            return True
+        return shared is not None  # another daemon may have replaced the keys while this one used the old ones
+
+    async def _replace_keys(self, *, compromised: bool) -> None:
+        """Makes new purpose keys, at all daemons of this instance. `compromised`: the old ones are void."""
+        if (shared := self._context.shared) is not None:
+            await shared.replace_keys(compromised=compromised)
+            return
+        import asyncio  # noqa: PLC0415  (showing settings needs no loop)
+
+        await asyncio.to_thread(self._keyring.replace_purpose_keys, self._now_ms(), compromised=compromised)
+
+    async def _own_prekey(self, kid: str) -> PrivatePrekey | None:
+        """Our prekey of this id. Another daemon of this instance may have made it just now."""
+        prekey, shared = self._keyring.prekey(kid), self._context.shared
+        if prekey is None and shared is not None:
+            await shared.refresh_keys()
+            prekey = self._keyring.prekey(kid)
+        return prekey
+
+    async def _audit(self, kind: str, **facts: object) -> None:
+        """Writes a row into the audit, in the name of this instance (docs/formats/audit.md)."""
+        from covenant.ledger.machine.identity_commands import (  # noqa: PLC0415  (showing settings needs no ledger)
+            WriteAuditRow,
+        )
+
+        await self._ledger.commit(WriteAuditRow(by=self._us, row={"type": kind, **facts}))
 
     def _in_flight(self, key: DelegationKey) -> int:
         """The highest number of this delegation's messages that the peer may have."""

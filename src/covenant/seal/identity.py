@@ -3,13 +3,18 @@
 The id is `frd1_` and the base32 of the first 25 bytes of SHA-256 over the Ed25519 key. Prekeys are signed by that key
 and live for two days, with a new one each day; once the private half is erased, nothing sealed to it can be opened. The
 caller passes in times, stores keys and erases expired ones.
+
+A chain of identity changes begins with any former identity of an instance and ends with its present one. Each change is
+signed by both of its keys, so nobody can add, leave out or move one. A chain that names an identity twice is refused:
+an abandoned key is never taken up again.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -17,13 +22,16 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from covenant.model.ids import PublicKey, base58, from_base58
 from covenant.model.peers.instance import (
+    CHANGES_MAX,
     PROTOCOL_VERSION,
     SUITE,
     SUPPORTED_VERSIONS,
+    FormerKey,
     IdentityChange,
     InstanceId,
     KeyBundle,
     KeyCertificate,
+    KeyRevocation,
     Prekey,
     Versions,
 )
@@ -39,6 +47,7 @@ SKEW_MS: Final = 60_000
 ENVELOPE_LIFE_MS_MAX: Final = 300_000
 
 _KID_BYTES: Final = 10
+_REVOCATION: Final = "identity-revocation"
 
 
 class InstanceIdentity:
@@ -227,6 +236,47 @@ def change_holds(change: IdentityChange) -> bool:
         and is_key_of(new, change.new_id)
         and document_holds(old, "identity-change", document, change.old_signature)
         and document_holds(new, "identity-change", document, change.new_signature)
+    )
+
+
+def chain_holds(changes: Sequence[IdentityChange], newest: str) -> bool:
+    """Whether each change follows from the one before, and the last one leads to `newest`."""
+    ids = [each.old_id for each in changes] + [newest]
+    return (
+        0 < len(changes) <= CHANGES_MAX
+        and len(set(ids)) == len(ids)
+        and changes[-1].new_id == newest
+        and all(before.new_id == after.old_id for before, after in pairwise(changes))
+        and all(map(change_holds, changes))
+    )
+
+
+def chain_to(changes: Iterable[IdentityChange], newest: str) -> tuple[IdentityChange, ...]:
+    """The changes that lead to this identity. Later ones are left out: they were begun, but not finished."""
+    found: list[IdentityChange] = []
+    wanted = newest
+    for change in reversed(tuple(changes)):
+        if change.new_id == wanted:
+            found.append(change)
+            wanted = change.old_id
+    return tuple(reversed(found[:CHANGES_MAX]))
+
+
+def former_keys(changes: Iterable[IdentityChange], revocations: Iterable[KeyRevocation]) -> tuple[FormerKey, ...]:
+    dead = {each.id for each in revocations if revocation_holds(each)}
+    return tuple(FormerKey(id=each.old_id, key=each.old_key, dead=each.old_id in dead) for each in changes)
+
+
+def sign_revocation(private_key: bytes, now_ms: int) -> KeyRevocation:
+    key = public_key(private_key)
+    revocation = KeyRevocation(id=instance_id(key), key=key, issued_at_ms=now_ms)
+    return msgspec.structs.replace(revocation, signature=sign_document(private_key, _REVOCATION, unsigned(revocation)))
+
+
+def revocation_holds(revocation: KeyRevocation) -> bool:
+    key = PublicKey(revocation.key)
+    return is_key_of(key, InstanceId(revocation.id)) and document_holds(
+        key, _REVOCATION, unsigned(revocation), revocation.signature
     )
 
 

@@ -277,7 +277,7 @@ def _is_signed(proof: Proof) -> bool:
     return signed_by_instance(key, KIND, unsigned(proof), proof.signature, at_ms=proof.issued_at_ms)
 
 
-def _is_asserted(offer: DelegationOffer, requester: InstanceId, provider: InstanceId) -> bool:
+def is_asserted(offer: DelegationOffer, requester: InstanceId, provider: InstanceId) -> bool:
     """Whether the requester has signed the offer for this provider. The signature contains the requester's key."""
     key = signer_of(offer.assertion) if offer.assertion is not None else None
     return key is not None and offer_holds(offer, requester=requester, key=key, provider=provider)
@@ -380,7 +380,7 @@ def verify_evidence(
     proof, offer = evidence.proof, evidence.offer
     if offer is not None:
         to = (proof.provider, *former_ids)
-        asserted = any(_is_asserted(offer, InstanceId(proof.requester), InstanceId(each)) for each in to)
+        asserted = any(is_asserted(offer, InstanceId(proof.requester), InstanceId(each)) for each in to)
         signed = Check("assertion", asserted, f"offered by {proof.requester}, to {proof.provider}")
         report = msgspec.structs.replace(report, checks=(*report.checks, signed))
     if provider is None:

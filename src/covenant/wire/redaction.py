@@ -283,9 +283,14 @@ def redact(value: Any, mode: Mode) -> Redaction:
     return Redaction(None, findings, blocked=True) if mode == "block" else Redaction(clean, findings)
 
 
+def describe_findings(findings: tuple[SecretFinding, ...], most: int = 10) -> str:
+    """Where secrets were found, and of which kind; never the secrets."""
+    return ", ".join(f"{each.kind} at {each.path or '/'}" for each in findings[:most])
+
+
 def refuse_secrets(redaction: Redaction) -> Forbidden:
     """The refusal for the sender."""
-    places = ", ".join(f"{each.kind} at {each.path or '/'}" for each in redaction.findings[:5])
+    places = describe_findings(redaction.findings, 5)
     return Forbidden("secret_found", f"not sent, since it seems to hold secrets: {places}")
 
 

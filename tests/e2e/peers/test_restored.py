@@ -241,8 +241,13 @@ def test_a_number_that_was_left_out_tells_that_the_ones_before_it_are_forgotten(
 def test_a_home_that_is_put_back_as_a_plain_copy_is_noticed(side: str, step: str) -> None:
     """Nobody says so: no restore, only the files of yesterday. What a peer remembers of the ledger tells."""
     with two() as pair:
-        node = pair.alice if side == "requester" else pair.bob
+        node, gate = (pair.alice, pair.to_bob) if side == "requester" else (pair.bob, pair.to_alice)
         copied = pair.daemons.folder / "copied"
+
+        def questions() -> int:
+            """How many questions have told the other side the epoch that began when the copy was noticed."""
+            headers = [passing.header for passing in gate.passed]
+            return sum(each.get("typ") == "capability_query" and "epoch" in each for each in headers)
 
         def copy() -> None:
             node.stop()
@@ -277,7 +282,12 @@ def test_a_home_that_is_put_back_as_a_plain_copy_is_noticed(side: str, step: str
         assert pair.alice.ended(offered)["result"] == f"done {name}"
         assert pair.alice.ended(pair.alice.delegate("after", "echo", "bob"))["result"] == "echo after"
         pair.quiet()
-        node.again()
+        # A daemon that stops before it has told its peer the new epoch notices the copy once more in its next run.
+        until(questions, bool)
+        node.stop()
+        told = questions()
+        node.start()
+        until(questions, lambda count: count > told)
         assert len(node.audit("ledger_forgotten")) == 1, "noticed once"
 
 

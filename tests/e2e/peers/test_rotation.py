@@ -13,8 +13,7 @@ import pytest
 
 from covenant.daemon.environment import PASSPHRASE_VARIABLE
 from covenant.daemon.keystore import CHANGES_NAME, INSTANCE_NAME, Keystore
-from covenant.seal.identity import InstanceIdentity, new_prekey, sign_change
-from covenant.seal.identity_chain import sign_revocation
+from covenant.seal.identity import InstanceIdentity, new_prekey, sign_change, sign_revocation
 from covenant.seal.keys import new_private_key
 from covenant.wire.peers import Introduction
 from tests.cli.daemons import covenant

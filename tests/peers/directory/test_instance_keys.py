@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from covenant.model.peers.instance import InstanceId, KeyPurpose
-from covenant.peers.directory.instance_keys import BUNDLE_MS, PREKEYS_KEPT_MAX, RENEWED_MS, InstanceKeys
+from covenant.peers.directory.instance_keys import BUNDLE_MS, PREKEYS_KEPT_MAX, InstanceKeys
 from covenant.seal.envelope import Code, EnvelopeRefused
 from covenant.seal.identity import (
     PREKEY_LIFE_MS,
@@ -221,33 +221,3 @@ def test_a_clock_that_is_set_back_after_keys_were_called_void_leaves_the_identit
     assert keyring.sender(certified=True, now_ms=NOW).certificate is None
     assert keyring.signing(KeyPurpose.PROOFS, reader, NOW).certificate is None
     assert keyring.signing(KeyPurpose.PROOFS, reader, NOW + HOUR).certificate is not None
-
-
-def test_a_peer_that_says_again_and_again_that_our_keys_are_void_replaces_them_once_after_each_restore() -> None:
-    keyring, _ = ring()
-    restored = PurposeKeySet(keyring.purpose_keys())
-    assert not keyring.renew_void(NOW + RENEWED_MS - 1), "keys of just now are not those of a backup"
-    for then_ms in (NOW + RENEWED_MS, NOW + HOUR):
-        assert keyring.renew_void(then_ms)
-        assert keyring.void_before_ms == then_ms
-        for hours in range(1, 5):
-            assert not keyring.renew_void(then_ms + hours * HOUR)
-        assert keyring.void_before_ms == then_ms
-        keyring.adopt_purpose_keys(restored)
-
-
-def test_keys_that_could_not_be_replaced_are_replaced_when_a_peer_says_again_that_they_are_void() -> None:
-    disk_full = True
-
-    def save(_: object) -> None:
-        if disk_full:
-            raise OSError(28, "No space left on device")
-
-    keyring, _ = ring()
-    restored = PurposeKeySet(keyring.purpose_keys())
-    keyring = InstanceKeys(keyring.private_key, (), Saved(), purpose_keys=restored, save_purpose_keys=save)
-    with pytest.raises(OSError, match="No space"):
-        keyring.renew_void(NOW + HOUR)
-    disk_full = False
-    assert keyring.renew_void(NOW + HOUR)
-    assert not keyring.renew_void(NOW + 2 * HOUR)

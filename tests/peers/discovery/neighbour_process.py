@@ -8,11 +8,11 @@ import asyncio
 import sys
 
 from covenant.outbound.address_guard import AddressGuard
-from covenant.outbound.http_fetcher import Fetcher
-from covenant.outbound.outbound_settings import OutboundSettings
 from covenant.peers.discovery.discovery_service import Discovery
 from covenant.peers.peer_settings import PeerSettings
+from covenant.peers.transport.peer_client import PeerConnections
 from tests.peers.discovery.neighbours import Neighbour, now_ms
+from tests.waits import LOOK_S
 
 WAITING = {"", "not started"}
 
@@ -40,7 +40,7 @@ async def tell(found: Discovery) -> None:
         for each in known - heard:
             say("lost", *each)
         known = heard
-        await found.changed()
+        await asyncio.sleep(LOOK_S)
 
 
 async def main(private_key: str, port: str, interface: str, look_again_s: str) -> None:
@@ -50,7 +50,7 @@ async def main(private_key: str, port: str, interface: str, look_again_s: str) -
         own_id=us.id,
         known=dict,
         now_ms=now_ms,
-        fetcher=Fetcher(AddressGuard((), resolver=unresolved), OutboundSettings()),
+        connections=PeerConnections(AddressGuard((), resolver=unresolved)),
         look_again_s=float(look_again_s),
         announcement=us.announces(int(port), listen_addresses=("0.0.0.0",)),
     )

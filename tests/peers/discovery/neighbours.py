@@ -12,16 +12,19 @@ from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
 
 from covenant.model.ids import PublicKey
 from covenant.model.peers.instance import SUPPORTED_VERSIONS, InstanceId, KeyBundle
-from covenant.outbound.http_fetcher import Fetcher
+from covenant.outbound.address_guard import AddressGuard
+from covenant.outbound.http_fetcher import TlsTrust
 from covenant.peers.discovery.candidates import Candidate
 from covenant.peers.discovery.discovery_service import Discovery
 from covenant.peers.discovery.dns_sd import TxtRecord, encode_txt
 from covenant.peers.discovery.mdns import SERVICE_TYPE, Announcement
 from covenant.peers.peer_settings import PeerSettings
+from covenant.peers.transport.peer_client import PeerConnections
 from covenant.seal.identity import InstanceIdentity, fingerprint, new_prekey, sign_bundle
 from covenant.seal.keys import new_private_key
-from tests.outbound.http_servers import HERE, Answer, always, fetcher, reply
-from tests.waits import BOUND_S
+from tests.outbound.http_servers import HERE, Answer, always, reply
+from tests.peers.transport_under_test import nobody
+from tests.waits import eventually
 
 LOOPBACK = PeerSettings(mdns=True, mdns_interfaces=(HERE,))
 
@@ -78,26 +81,30 @@ async def discovery(
     us: Neighbour,
     *,
     known: Mapping[InstanceId, str | None] | None = None,
-    by: Fetcher | None = None,
+    trust: TlsTrust | None = None,
     **more: Any,
 ) -> AsyncIterator[Discovery]:
     """Started, and stopped in the end."""
-    async with fetcher() as default:
-        found = Discovery(
-            settings,
-            **{"own_id": us.id, "known": lambda: known or {}, "now_ms": now_ms, "fetcher": by or default, **more},
-        )
-        await found.start()
-        try:
-            yield found
-        finally:
-            await found.stop()
+    connections = PeerConnections(AddressGuard((), resolver=nobody), trust=trust)
+    found = Discovery(
+        settings,
+        **{"own_id": us.id, "known": lambda: known or {}, "now_ms": now_ms, "connections": connections, **more},
+    )
+    await found.start()
+    try:
+        yield found
+    finally:
+        await found.stop()
+        await connections.close()
 
 
-async def until(finding: Discovery, true: Callable[[], object]) -> None:
-    async with asyncio.timeout(BOUND_S):
-        while not true():
-            await finding.changed()
+async def until(met: Callable[[], object]) -> None:
+    """The network of a test machine tells nobody what it has delivered."""
+
+    async def look() -> object:
+        return met()
+
+    await eventually(look)
 
 
 def of(finding: Discovery, instance_id: str) -> list[Candidate]:
@@ -106,7 +113,7 @@ def of(finding: Discovery, instance_id: str) -> list[Candidate]:
 
 
 async def heard(finding: Discovery, instance_id: str, count: int = 1) -> list[Candidate]:
-    await until(finding, lambda: len(of(finding, instance_id)) >= count)
+    await until(lambda: len(of(finding, instance_id)) >= count)
     return of(finding, instance_id)
 
 

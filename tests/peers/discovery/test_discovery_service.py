@@ -2,9 +2,10 @@
 
 import asyncio
 import json
+import ssl
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,16 @@ import pytest
 
 from covenant.daemon.settings_loader import load
 from covenant.model.errors import SettingsError
-from covenant.outbound.call_errors import AddressRefused, CallFailed
+from covenant.outbound.http_fetcher import TlsTrust
 from covenant.peers.discovery.candidates import CandidateConflict, CandidateNote
-from covenant.peers.discovery.discovery_service import IdentityNotShown
 from covenant.peers.peer_settings import PeerSettings
 from covenant.wire.peers import IDENTITY_PATH
 from tests.outbound.dns_server import NameServer, name_server
 from tests.outbound.http_servers import (
     HERE,
-    LIMITS,
     Request,
     always,
     by_path,
-    fetcher,
     http_server,
     redirect,
     reply,
@@ -71,17 +69,15 @@ async def test_it_is_asked_when_discovery_starts_without_being_waited_for() -> N
         await heard(finding, ALPHA.id)
 
 
-class FaultyObserver:
-    def sent(self, method: str, url: str, headers: Mapping[str, str], content: bytes) -> None:
-        raise RuntimeError("the observer failed")
+class FaultyTrust(TlsTrust):
+    async def context(self) -> ssl.SSLContext:
+        raise RuntimeError("the certificates could not be read")
 
 
 async def test_discovery_stops_cleanly_after_a_scan_that_failed_by_a_defect() -> None:
-    async with fetcher() as calls:
-        faulty = calls.observed(FaultyObserver(), LIMITS)
-        async with discovery(static("http://127.0.0.1:8421"), US, by=faulty) as finding:
-            with pytest.raises(ExceptionGroup):
-                await finding.scan()
+    async with discovery(static("http://127.0.0.1:8421"), US, trust=FaultyTrust()) as finding:
+        with pytest.raises(ExceptionGroup):
+            await finding.scan()
 
 
 async def test_another_key_at_the_address_of_a_known_peer_is_a_conflict_and_the_peer_keeps_everything() -> None:
@@ -168,7 +164,7 @@ async def test_an_instance_that_sends_on_to_another_is_not_followed() -> None:
     async with http_server(ALPHA.shows()) as other, http_server(redirect(other.url(IDENTITY_PATH))) as there:
         async with discovery(static(there.url()), US) as finding:
             (found,) = await finding.scan()
-        assert (found.note, found.instance_id, other.requests) == (CandidateNote.NOT_ALLOWED, "", [])
+        assert (found.note, found.instance_id, other.requests) == (CandidateNote.NO_ANSWER, "", [])
 
 
 async def test_an_identity_that_is_shown_in_another_place_is_none() -> None:
@@ -225,54 +221,6 @@ async def test_a_lie_in_dns_is_shown_as_one(names: NameServer) -> None:
         }
 
 
-async def test_what_dns_alone_names_is_not_called_at_a_private_address(names: NameServer) -> None:
-    names.records["alpha.example"] = ["127.0.0.1"]
-    async with (
-        http_server(ALPHA.shows()) as there,
-        fetcher(resolver=names.resolver()) as by,
-        discovery(PeerSettings(), US, by=by) as finding,
-    ):
-        with pytest.raises(AddressRefused):
-            await finding.ask_identity(there.url(host="alpha.example"))
-        assert there.requests == []
-
-
-async def test_what_the_operator_names_or_the_local_network_announces_is_called_where_it_is(names: NameServer) -> None:
-    async with http_server(ALPHA.shows()) as there:
-        async with discovery(PeerSettings(), US) as finding:
-            with pytest.raises(AddressRefused):
-                await finding.ask_identity(there.url())
-        async with discovery(static(there.url()), US) as finding:
-            assert (await finding.ask_identity(there.url())).keys.id == ALPHA.id
-        local = PeerSettings(mdns=True, mdns_interfaces=(HERE,))
-        async with (
-            discovery(local, US) as finding,
-            announcing(f"local {ALPHA.id[-8:]}", ALPHA.says(), port=there.port),
-        ):
-            await heard(finding, ALPHA.id)
-            assert (await finding.ask_identity(there.url())).keys.id == ALPHA.id
-
-
-async def test_a_port_that_speaks_something_else_is_not_called_because_it_was_announced() -> None:
-    local = PeerSettings(mdns=True, mdns_interfaces=(HERE,))
-    who = Neighbour()
-    async with discovery(local, US) as finding, announcing(f"redis {who.id[-8:]}", who.says(), port=6379):
-        (found,) = await heard(finding, who.id)
-        with pytest.raises(AddressRefused):
-            await finding.ask_identity(found.url)
-
-
-async def test_asking_who_is_there_raises_what_is_wrong() -> None:
-    async with http_server(always(reply(200, b"{}"))) as there, discovery(static(there.url()), US) as finding:
-        with pytest.raises(IdentityNotShown):
-            await finding.ask_identity(there.url())
-    async with discovery(static(there.url()), US) as finding:
-        with pytest.raises(CallFailed):
-            await finding.ask_identity(there.url())
-        with pytest.raises(ValueError, match="absolute URL"):
-            await finding.ask_identity("nowhere")
-
-
 async def test_a_scan_tells_what_all_ways_have_found(names: NameServer) -> None:
     zone = Zone(names)
     zone.lists("a")
@@ -296,7 +244,7 @@ async def test_a_scan_tells_what_all_ways_have_found(names: NameServer) -> None:
 async def test_two_scans_at_once_are_one() -> None:
     async with http_server(ALPHA.shows()) as there:
         async with discovery(static(there.url()), US) as finding:
-            await until(finding, lambda: of(finding, ALPHA.id))
+            await until(lambda: of(finding, ALPHA.id))
             await asyncio.gather(*(finding.scan() for _ in range(20)))
         assert len(there.requests) <= 2
 

@@ -56,7 +56,7 @@ async def meet(alpha: Neighbour, beta: Neighbour) -> None:
         assert (seen.conflict, seen.note) == (None, None)
         (seen,) = await heard(second, alpha.id)
         assert seen.url == "http://127.0.0.1:8421"
-        await until(first, lambda: announced(first))
+        await until(lambda: announced(first))
         assert of(first, alpha.id) == []
 
 
@@ -81,7 +81,7 @@ async def test_whoever_stops_says_goodbye_and_is_gone(alpha: Neighbour, beta: Ne
     async with discovery(LOOPBACK, alpha) as listening:
         async with discovery(LOOPBACK, beta, announcement=beta.announces(8422)):
             await heard(listening, beta.id)
-        await until(listening, lambda: not of(listening, beta.id))
+        await until(lambda: not of(listening, beta.id))
 
 
 async def test_whoever_is_killed_is_gone_when_the_announcement_does_not_hold_any_more(
@@ -183,7 +183,7 @@ async def test_spoiled_records_are_shown_as_malformed_and_others_are_heard(alpha
     async with discovery(LOOPBACK, alpha) as listening, AsyncExitStack() as stack:
         for label, txt in labels.items():
             await stack.enter_async_context(announcing(label, txt))
-        await until(listening, lambda: len(seen()) == len(labels))
+        await until(lambda: len(seen()) == len(labels))
         assert set(seen().values()) == {(CandidateConflict.MALFORMED, "")}
         await stack.enter_async_context(discovery(LOOPBACK, beta, announcement=beta.announces(8422)))
         await heard(listening, beta.id)
@@ -219,7 +219,7 @@ async def test_only_addresses_that_an_instance_may_have_are_taken(alpha: Neighbo
     async with discovery(LOOPBACK, alpha) as listening, AsyncExitStack() as stack:
         for who, (addresses, _, _) in expected.items():
             await stack.enter_async_context(announcing(f"odd {who.id[-8:]}", who.says(), addresses=addresses))
-        await until(listening, lambda: all(seen()))
+        await until(lambda: all(seen()))
         assert seen() == [[(url, note)] for _, url, note in ADDRESSES]
 
 
@@ -240,7 +240,7 @@ async def test_a_host_with_a_name_of_its_own_is_left_to_dns(alpha: Neighbour, be
 async def test_an_interface_that_is_not_there_is_shown_and_stops_nothing(alpha: Neighbour) -> None:
     settings = PeerSettings(mdns=True, mdns_interfaces=("no-such-interface",))
     async with discovery(settings, alpha, announcement=alpha.announces(8421)) as finding:
-        await until(finding, lambda: "interface" in "".join(failures(finding)))
+        await until(lambda: "interface" in "".join(failures(finding)))
         assert finding.candidates() == ()
 
 
@@ -248,7 +248,7 @@ async def test_a_door_that_listens_elsewhere_is_not_announced(alpha: Neighbour) 
     async with discovery(
         LOOPBACK, alpha, announcement=alpha.announces(8421, listen_addresses=("10.9.9.9",))
     ) as finding:
-        await until(finding, lambda: "not announced" in "".join(failures(finding)))
+        await until(lambda: "not announced" in "".join(failures(finding)))
         assert announced(finding) is None
 
 
@@ -260,7 +260,7 @@ async def test_starting_waits_for_nothing(alpha: Neighbour) -> None:
     async with discovery(LOOPBACK, alpha, announcement=alpha.announces(8421)) as finding:
         assert announced(finding) is None
         assert failures(finding) == ("not started",)
-        await until(finding, lambda: announced(finding))
+        await until(lambda: announced(finding))
         assert failures(finding) == ()
 
 

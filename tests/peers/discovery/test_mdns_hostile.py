@@ -51,7 +51,7 @@ def mdns_failures(finding: Discovery) -> tuple[str, ...]:
 
 
 async def listening(finding: Discovery) -> None:
-    await until(finding, lambda: mdns_failures(finding) == ())
+    await until(lambda: mdns_failures(finding) == ())
 
 
 async def test_a_flood_of_names_that_lead_nowhere_keeps_nobody_from_being_heard(sender: socket.socket) -> None:
@@ -63,7 +63,7 @@ async def test_a_flood_of_names_that_lead_nowhere_keeps_nobody_from_being_heard(
             await asyncio.sleep(0)
         async with announcing(f"honest {honest.id[-8:]}", honest.says()):
             await heard(finding, honest.id)
-        await until(finding, lambda: not of(finding, honest.id))
+        await until(lambda: not of(finding, honest.id))
         assert mdns_failures(finding) == ()
 
 

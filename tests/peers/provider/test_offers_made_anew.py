@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from covenant.model.peers.delegation import Delegation, ReceivedEnvelope
+from covenant.model.peers.delegation import Delegation, DelegationKey, DelegationRole, ReceivedEnvelope
 from covenant.model.peers.delegation_messages import DelegationOffer, DelegationResult
 from covenant.model.peers.instance import KeyPurpose
 from covenant.peers.provider import result_builder, task_reporter
@@ -66,7 +66,8 @@ async def receive_offer(rita: PeerUnderTest, paul: PeerUnderTest, offer: Delegat
         seq=1,
         epoch=OTHER_EPOCH,
     )
-    await paul.provider.receive(IncomingMessage(peer, envelope, offer))
+    key = DelegationKey(DelegationRole.PROVIDER, rita.id, offer.offer_id)
+    await paul.provider.receive(IncomingMessage(peer, envelope, offer, key))
 
 
 async def last_proof(paul: PeerUnderTest, rita: PeerUnderTest) -> str:

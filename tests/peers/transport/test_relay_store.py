@@ -11,13 +11,14 @@ import pytest
 
 from covenant.model.errors import OverLimit
 from covenant.model.peers.instance import InstanceId
-from covenant.peers.transport.relay import INTRODUCTION, Relay, RelayLimits, RelayStore
+from covenant.peers.peer_settings import PeerSettings
+from covenant.peers.transport.relay import INTRODUCTION, Relay, RelayStore
 from covenant.seal.identity import SKEW_MS
 from tests.peers.transport_under_test import QUICK, cancel, transport_under_test
 
 NOW = 1_800_000_000_000
 ANN, BEN, CAT = (InstanceId("frd1_" + letter * 40) for letter in "abc")
-LIMITS = RelayLimits(bytes_max=100, bytes_per_peer=60, count_per_peer=3)
+LIMITS = PeerSettings(relay_bytes_max=100, relay_bytes_per_peer=60, relay_envelopes_per_peer=3)
 
 
 class Clock:
@@ -105,7 +106,7 @@ async def test_each_limit_holds_also_after_a_restart_and_ends_with_what_was_take
 async def test_a_place_that_could_not_be_written_is_given_back(tmp_path: Path, clock: Clock) -> None:
     store = opened(tmp_path, clock)
     (tmp_path / "relay" / BEN).write_text("in the way")
-    for _ in range(LIMITS.count_per_peer + 1):
+    for _ in range(LIMITS.relay_envelopes_per_peer + 1):
         with pytest.raises(OSError, match="exist"):
             await put(store, BEN, ANN, 1)
     assert await store.find(BEN, f"{1:032x}") is None
@@ -120,6 +121,35 @@ async def test_files_that_somebody_removed_hold_up_nothing_behind_them(tmp_path:
     assert await names(store, BEN, most=2) == [3]
     for name in (4, 5):
         await put(store, BEN, ANN, name)
+
+
+async def test_files_that_cannot_be_read_hold_up_nothing_behind_them_and_stay(tmp_path: Path, clock: Clock) -> None:
+    store = opened(tmp_path, clock)
+    for name in (1, 2, 3):
+        await put(store, BEN, ANN, name)
+    first, second, _ = sorted((tmp_path / "relay" / BEN).iterdir())
+    for file in (first, second):
+        file.rename(tmp_path / file.name)
+        file.mkdir()
+    for most in (1, 2, 3):
+        assert await names(store, BEN, most) == [3]
+    await store.drop(BEN, [f"{3:032x}"])
+    assert await names(store, BEN, 1) == []
+    for file in (first, second):
+        file.rmdir()
+        (tmp_path / file.name).rename(file)
+    assert await names(store, BEN) == [1, 2]
+
+
+async def test_an_envelope_whose_file_is_damaged_is_dropped_and_spoils_no_answer(tmp_path: Path, clock: Clock) -> None:
+    store = opened(tmp_path, clock)
+    for name in (1, 2):
+        await put(store, BEN, ANN, name)
+    damaged, whole = sorted((tmp_path / "relay" / BEN).iterdir())
+    damaged.write_bytes(b'{"n":\0')
+    for most in (1, 2):
+        assert await names(store, BEN, most) == [2]
+    assert sorted((tmp_path / "relay" / BEN).iterdir()) == [whole]
 
 
 async def test_an_introduction_that_somebody_removed_is_shown_again_after_the_next_poll(

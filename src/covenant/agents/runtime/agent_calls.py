@@ -238,7 +238,7 @@ class AgentCalls:
         limits, now_ms = self._delegations.limits, self._delegations.ledger.clock.monotonic_ms()
         if len(self._made) + len(new) > limits.children_max:
             raise CallLimit(INVOCATION_LIMIT, f"this task has made all its {limits.children_max} calls")
-        remote = {task_id: callee.name for task_id, callee in new.items() if callee.is_remote}
+        remote = {task_id: callee.name for task_id, callee in new.items() if callee.remote is not None}
         if remote:
             called = [name for name in self._made.values() if name is not None]
             if len(called) + len(remote) > limits.calls_max:

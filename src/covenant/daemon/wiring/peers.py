@@ -29,7 +29,6 @@ from covenant.ledger.clock import uuid_source
 from covenant.ledger.embedded.backup_file import INCARNATION_NAME, ORIGINAL, Incarnation, read_incarnation
 from covenant.ledger.embedded.disk import replace_private
 from covenant.ledger.embedded.engine import EmbeddedLedger
-from covenant.peers.directory.instance_keys import InstanceKeys
 from covenant.peers.discovery.discovery_service import Discovery
 from covenant.peers.discovery.dns_sd import TxtRecord
 from covenant.peers.discovery.mdns import Announcement
@@ -129,7 +128,7 @@ class Peers:
         self._base = base
         self._services = services
         self._keys = services.context.keyring
-        self._discovery = _make_discovery(base, self._keys)
+        self._discovery = _make_discovery(base, services.context)
         self.admin = PeerAdmin(
             services,
             asdict(base.settings.peers),
@@ -155,8 +154,8 @@ class Peers:
         self._services.inbox.close()
 
 
-def _make_discovery(base: Base, keys: InstanceKeys) -> Discovery:
-    settings, ledger = base.settings, base.storage.ledger
+def _make_discovery(base: Base, context: PeerContext) -> Discovery:
+    settings, ledger, keys = base.settings, base.storage.ledger, context.keyring
     record = TxtRecord(instance_id=keys.id, versions=keys.versions, fingerprint=fingerprint(keys.key))
     address, port = base.listeners.peers_at
     announcement = Announcement(record=record, port=port, listen_addresses=(address,))
@@ -171,7 +170,7 @@ def _make_discovery(base: Base, keys: InstanceKeys) -> Discovery:
         known=lambda: {peer.id: peer.url for peer in ledger.peers()},
         now_ms=ledger.now_ms,
         monotonic_ms=ledger.clock.monotonic_ms,
-        fetcher=base.outbound.fetcher,
+        connections=context.connections,
         announcement=announcement,
     )
 

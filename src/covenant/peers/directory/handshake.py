@@ -19,7 +19,6 @@ from typing import Final, NamedTuple
 import msgspec
 
 from covenant.ledger.machine.decisions.peers import ISSUED_MAX, unknown_peer
-from covenant.ledger.machine.identity_commands import WriteAuditRow
 from covenant.ledger.machine.peer_commands import LearnPeer, ReceiveFromPeer, RevokeToken
 from covenant.model.errors import Conflict, CovenantError, Invalid, Refusal, Unavailable
 from covenant.model.peers.delegation import Challenge, IssuedToken, Peer, PeerCapabilities
@@ -224,7 +223,8 @@ class Handshake(PeerService):
         if response.status != 200:
             raise _declined(challenged, response, self._keyring.id)
         if self._is_relayed(challenged):
-            return await self._answer_by_relay(challenged)
+            why = f"{challenged.name} has not fetched our question from the relay, or has not answered it yet"
+            return await self._wait_for_answer(challenged, why)
         try:
             header, opened = await self._open(challenged, decode_received(response.body).envelope)
         except (Invalid, EnvelopeRefused) as wrong:
@@ -234,15 +234,8 @@ class Handshake(PeerService):
         await self._ledger.commit(ReceiveFromPeer(envelope=envelope_record(header, self._context.ledger_epoch)))
         return await self.learn(challenged.id, opened, header.epoch)
 
-    async def _answer_by_relay(self, peer: Peer) -> Peer:
-        """Waits for the answer of a peer that finds our question at the relay. It comes like any message."""
-        try:
-            return await self._wait_for_answer(peer)
-        except TimeoutError:
-            why = f"{peer.name} has not fetched our question from the relay, or has not answered it yet"
-            raise PeerUnavailable("not_fetched", f"{why}; try again") from None
-
-    async def _wait_for_answer(self, peer: Peer) -> Peer:
+    async def _wait_for_answer(self, peer: Peer, why_not: str) -> Peer:
+        """Waits for the answer of a peer that fetches our question. It comes like any message."""
         answered = self._answered[peer.id] = asyncio.Event()
         try:
             async with asyncio.timeout(FETCH_WAIT_S):
@@ -250,6 +243,8 @@ class Handshake(PeerService):
                 while self._known(peer.id).challenge is not None:
                     answered.clear()
                     await wait_at_most(answered, LOOK_AGAIN_S)
+        except TimeoutError:
+            raise PeerUnavailable("not_fetched", f"{why_not}; try again") from None
         finally:
             del self._answered[peer.id]
         return self._known(peer.id)
@@ -267,25 +262,12 @@ class Handshake(PeerService):
         )
         if await self._ledger.envelope_taken(peer.id, checked.header.jti):
             raise replayed(checked.header)
-        prekey = self._keyring.prekey(checked.header.kid)
-        if prekey is None and self._context.shared is not None:
-            await self._context.shared.refresh_keys()
-            prekey = self._keyring.prekey(checked.header.kid)
-        body = open_checked(checked, prekey, now_ms=now_ms)
+        body = open_checked(checked, await self._own_prekey(checked.header.kid), now_ms=now_ms)
         return checked.header, decode(checked.header.typ, body)
 
     async def _post_query(self, peer: Peer, prekey: Prekey) -> PeerResponse:
         query = self._query(peer)
-        sealed = self._keyring.seal(
-            encode(query),
-            typ=type_of(query),
-            to=peer.id,
-            prekey=prekey,
-            now_ms=self._now_ms(),
-            epoch=self._epoch_for(peer),
-            certified=self._certified_for(peer),
-            relayed=self._is_relayed(peer),
-        )
+        sealed = self._sealer(peer, prekey, relayed=self._is_relayed(peer))(encode(query), typ=type_of(query))
         address = required_address(self._address(peer), peer)
         return await self._connections.to(address).post(RECEIVE_PATH, sealed, timeout_s=TIMEOUT_S)
 
@@ -350,34 +332,18 @@ class Handshake(PeerService):
         if end is not None and known_end > end:
             await self.note_forgotten(peer, known=known_end, end=end)
 
-    async def note_forgotten(
-        self,
-        peer: Peer,
-        *,
-        known: int | None = None,
-        end: int | None = None,
-        received: int | None = None,
-        sent: int | None = None,
-    ) -> None:
+    async def note_forgotten(self, peer: Peer, **numbers: int | None) -> None:
         """A peer knows of more messages or records than our ledger has: the ledger is an older copy of itself.
 
+        `numbers` are those of the audit row (docs/formats/audit.md).
         If the peer knows this epoch of the ledger, the restore was not marked: a new epoch begins, once a run, so that
         a lying peer causes no more than that.
         """
         if not peer.trust.covers(Trust.VERIFIED) or peer.id in self._noted_forgotten:
             return
         self._noted_forgotten.add(peer.id)
-        facts: dict[str, object] = {
-            "type": "ledger_forgotten",
-            "peer": peer.id,
-            "known": known,
-            "end": end,
-            "heard": received,
-            "said": sent,
-        }
-        row = {name: value for name, value in facts.items() if value is not None}
-        log.error("peers.ledger_forgotten", extra=row)
-        await self._ledger.commit(WriteAuditRow(by=self._us, row=row))
+        log.error("peers.ledger_forgotten", extra={"peer": peer.id, **numbers})
+        await self._audit("ledger_forgotten", peer=peer.id, **numbers)
         begin = self._context.begin_epoch
         if begin is not None and not self._began_epoch and self._epoch_for(peer) == peer.told_epoch:
             self._began_epoch = True
@@ -397,12 +363,7 @@ class Handshake(PeerService):
 
     async def _ask_polling_peer(self, peer: Peer) -> Peer:
         await self.challenge(peer)
-        try:
-            return await self._wait_for_answer(peer)
-        except TimeoutError:
-            raise Unavailable(
-                "not_fetched", f"{peer.name} has no address, and has not fetched our question yet; try again"
-            ) from None
+        return await self._wait_for_answer(peer, f"{peer.name} has no address, and has not fetched our question yet")
 
     def _known(self, peer_id: InstanceId) -> Peer:
         peer = self._ledger.peer(peer_id)

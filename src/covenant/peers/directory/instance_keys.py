@@ -6,8 +6,8 @@ was sealed to it can arrive any more.
 For peers that know certificates, a purpose key signs; for all others the identity key does. A purpose key is replaced
 each month, or when an operator says so. Its certificate goes with each signature, so nobody has to remember old keys.
 
-`rotate`, `replace_purpose_keys` and `renew_void` may be called from a thread, since they write to disk. Everything else
-must be used on the event loop.
+`rotate` and `replace_purpose_keys` may be called from a thread, since they write to disk. Everything else must be used
+on the event loop.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ from covenant.seal.identity import (
     SKEW_MS,
     InstanceIdentity,
     PrivatePrekey,
+    chain_to,
+    former_keys,
     new_prekey,
     prekey_due,
     prekey_holds,
@@ -44,7 +46,6 @@ from covenant.seal.identity import (
     prekey_to_use,
     sign_bundle,
 )
-from covenant.seal.identity_chain import chain_to, former_keys
 from covenant.seal.keys import nonce
 from covenant.seal.purpose_keys import KEY_PERIOD_MS, NO_PURPOSE_KEYS, PurposeKey, PurposeKeySet, certify, key_due
 from covenant.seal.suites import suites_spoken
@@ -194,18 +195,6 @@ class InstanceKeys:
         """The new keys of `replace_purpose_keys`. The caller saves them before they are used."""
         return self._certified(tuple(KeyPurpose), now_ms, now_ms if compromised else self.void_before_ms)
 
-    def renew_void(self, now_ms: int) -> bool:
-        """Called when a peer says that our keys are void. Returns whether there are new keys now; young keys stay.
-
-        We had declared the keys void, and a restore forgot that. So everything that was signed before is void.
-        """
-        with self._rotating:
-            if not self.believes_void(now_ms):
-                return False
-            self._save_and_adopt(self.replaced_purpose_keys(now_ms, compromised=True))
-            self.renewed_void = True
-            return True
-
     def believes_void(self, now_ms: int) -> bool:
         """Whether to replace our keys because a peer says that they are void. Young keys are not replaced.
 
@@ -258,15 +247,13 @@ class InstanceKeys:
         Returns whether anything changed.
         """
         with self._rotating:
-            renewed = self._purposes_due(now_ms)
-            if renewed:
-                self._save_and_adopt(self._certified(renewed, now_ms, self.void_before_ms))
-            kept = self.renewed_prekeys(now_ms)
-            if kept is None:
-                return bool(renewed)
-            self._save(kept)
-            self.adopt_prekeys(kept)
-            return True
+            purpose_keys, prekeys = self.renewed_purpose_keys(now_ms), self.renewed_prekeys(now_ms)
+            if purpose_keys is not None:
+                self._save_and_adopt(purpose_keys)
+            if prekeys is not None:
+                self._save(prekeys)
+                self.adopt_prekeys(prekeys)
+            return purpose_keys is not None or prekeys is not None
 
     def renewed_prekeys(self, now_ms: int) -> Sequence[PrivatePrekey] | None:
         """The prekeys for now, to be saved before they are used; None if the present ones are."""

@@ -30,11 +30,13 @@ from covenant.model.peers.delegation import ID_TAIL, NAME_CHARS_MAX, Peer, PeerL
 from covenant.model.peers.delegation_messages import CapabilityQuery, CapabilityResponse
 from covenant.model.peers.instance import (
     HYBRID_SUITE,
+    SUPPORTED_VERSIONS,
     FormerKey,
     InstanceId,
     KeyBundle,
     Prekey,
     Trust,
+    Versions,
     negotiate,
     parse_instance_id,
 )
@@ -45,16 +47,9 @@ from covenant.peers.directory.handshake import Handshake, TokenIssuer, capabilit
 from covenant.peers.directory.succession import Succession
 from covenant.peers.peer_settings import PeerContext, PeerService, relay_address
 from covenant.peers.provider.offer_admission import OfferedProfiles
-from covenant.peers.transport.peer_client import (
-    PeerCallFailed,
-    PeerConflict,
-    PeerUnavailable,
-    call_failed,
-    refusal_code,
-    required_address,
-)
+from covenant.peers.transport.peer_client import PeerCallFailed, PeerUnavailable, fetch_introduction, required_address
 from covenant.seal.identity import bundle_holds, is_key_of, prekey_holds, prekey_to_use
-from covenant.wire.peers import IDENTITY_PATH, Introduction, decode_introduction, encode, type_of
+from covenant.wire.peers import Introduction, encode, type_of
 
 PATH_CHARS_MAX: Final = 200
 
@@ -63,7 +58,7 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.\-]+")
 _PATH = re.compile(r"(?:/[A-Za-z0-9_~-][A-Za-z0-9_.~-]*)*").fullmatch
 IDENTITY_CHANGED: Final = "identity_changed"
 UNVERIFIED_KEYS: Final = "unverified_keys"
-NOT_RELAYED: Final = "not_relayed"
+VERSION_REFUSED: Final = "version"
 HYBRID_KEPT_MAX: Final = 4_096
 log = logging.getLogger(__name__)
 
@@ -121,6 +116,19 @@ def read_peer_entry(text: str) -> PeerEntry:
     if given.startswith("frd1_"):
         return PeerEntry(None, parse_instance_id(given), name)
     return PeerEntry(read_peer_url(given), None, name)
+
+
+def check_bundle(address: str, keys: KeyBundle, now_ms: int, ours: Versions = SUPPORTED_VERSIONS) -> None:
+    """Raises Conflict if the keys that an address shows are of no version that we speak, or do not hold."""
+    if negotiate(keys.versions) is None:
+        spoken, versions = (", ".join(map(str, each)) for each in (keys.versions, ours))
+        why = f"{address} speaks the protocol's versions {spoken or 'none'}, and we {versions}; upgrade one of the two"
+        raise Conflict(VERSION_REFUSED, why)
+    if not bundle_holds(keys, InstanceId(keys.id), now_ms):
+        raise Conflict(
+            UNVERIFIED_KEYS,
+            f"the keys that {address} shows are not signed by its identity key, or have expired; check its clock",
+        )
 
 
 class PeerDirectory(PeerService):
@@ -219,15 +227,7 @@ class PeerDirectory(PeerService):
                 IDENTITY_CHANGED, f"at {address} there is {keys.id}, not {wanted}; check the address and the id"
             )
         self._check_not_self(InstanceId(keys.id))
-        if negotiate(keys.versions) is None:
-            spoken, ours = (", ".join(map(str, each)) for each in (keys.versions, self._keyring.versions))
-            why = f"{address} speaks the protocol's versions {spoken or 'none'}, and we {ours}; upgrade one of the two"
-            raise Conflict("version", why)
-        if not bundle_holds(keys, InstanceId(keys.id), self._now_ms()):
-            raise Conflict(
-                UNVERIFIED_KEYS,
-                f"the keys that {address} shows are not signed by its identity key, or have expired; check its clock",
-            )
+        check_bundle(address, keys, self._now_ms(), self._keyring.versions)
 
     def _check_not_self(self, peer_id: InstanceId | None) -> None:
         if peer_id in self._keyring.ids:
@@ -396,23 +396,7 @@ class PeerDirectory(PeerService):
         self._hybrid[keys.id] = shown
 
     async def _fetch_introduction(self, address: str) -> Introduction:
-        response = await self._connections.to(address).get(IDENTITY_PATH)
-        if response.status != 200:
-            code = refusal_code(response)
-            if code == NOT_RELAYED:
-                hint = "it must fetch there (peers.relay), and the relay must know it (peers.relay_for)"
-                raise PeerUnavailable(NOT_RELAYED, f"nothing is kept at {address}: {hint}")
-            suffix = f" ({code})" if code else ""
-            raise call_failed(
-                "not_a_peer",
-                f"{address}{IDENTITY_PATH} answers {response.status}{suffix}; is that an instance?",
-                passing=response.status >= 500 or response.status == 429,
-            )
-        try:
-            shown = decode_introduction(response.body)
-        except Invalid as wrong:
-            why = f"{address}{IDENTITY_PATH} is no valid identity document: {wrong.message}"
-            raise PeerConflict("not_a_peer", why) from None
+        shown = await fetch_introduction(self._connections, address)
         self._keep_hybrid(shown.keys, shown.hybrid_prekey)
         return shown
 
@@ -454,15 +438,7 @@ class PeerDirectory(PeerService):
             now_ms=self._now_ms(),
             known_end=known_end,
         )
-        return self._keyring.seal(
-            encode(response),
-            typ=type_of(response),
-            to=asker.id,
-            prekey=prekey,
-            now_ms=self._now_ms(),
-            epoch=self._epoch_for(asker),
-            certified=self._certified_for(asker),
-        )
+        return self._sealer(asker, prekey)(encode(response), typ=type_of(response))
 
     async def _reported_end(self, asker: Peer, query: CapabilityQuery) -> int | None:
         """How many records the peer's ledger had by its last report; None if it does not report.

@@ -16,7 +16,6 @@ from typing import Final
 
 import msgspec
 
-from covenant.ledger.machine.identity_commands import WriteAuditRow
 from covenant.ledger.machine.peer_commands import ChangePeer, LearnPeer, SucceedPeer
 from covenant.model.errors import Conflict, Invalid
 from covenant.model.peers.delegation import Peer
@@ -25,8 +24,7 @@ from covenant.model.rate_limits import TokenBuckets
 from covenant.peers.peer_settings import PeerContext, PeerService
 from covenant.peers.transport.peer_client import required_address
 from covenant.seal.envelope import Code, EnvelopeRefused, peer_refusal
-from covenant.seal.identity import bundle_holds
-from covenant.seal.identity_chain import chain_holds, former_keys, revocation_holds
+from covenant.seal.identity import bundle_holds, chain_holds, former_keys, revocation_holds
 from covenant.wire.peers import IDENTITY_PATH, Introduction, Received, decode_introduction
 
 KEY_DEAD: Final = "key_dead"
@@ -101,13 +99,7 @@ class Succession(PeerService):
             if peer is None or change.new_id in peer.ids:
                 continue
             if self._forks.take(peer.id, self._monotonic_ms(), FORKS_PER_MIN) is None:
-                row: dict[str, object] = {
-                    "type": "identity_forked",
-                    "peer": peer.id,
-                    "before": change.old_id,
-                    "shown": change.new_id,
-                }
-                await self._ledger.commit(WriteAuditRow(by=self._us, row=row))
+                await self._audit("identity_forked", peer=peer.id, before=change.old_id, shown=change.new_id)
             raise Conflict("identity_superseded", f"the identity {change.old_id} was given up before")
 
     async def _record_revocations(self, revocations: tuple[KeyRevocation, ...]) -> bool:

@@ -112,8 +112,6 @@ class Candidates:
         self._own_id = own_id
         self._candidates_max = candidates_max
         self._entries: dict[tuple[str, Source, str], _Entry] = {}
-        self.dropped = 0
-        self.on_change: Callable[[], None] = lambda: None
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -129,7 +127,6 @@ class Candidates:
             if entry.group == group and other != key:
                 entry.until_ms = min(moved_until_ms, entry.until_ms or moved_until_ms)
         self._put(key, _Entry(candidate, group, until_ms))
-        self.on_change()
 
     def remove_group(self, group: str) -> None:
         self._retain(lambda entry: entry.group != group)
@@ -140,13 +137,9 @@ class Candidates:
     def add_found(self, candidates: Iterable[Candidate], *, group: str, whole: bool) -> None:
         """Adds the candidates of a look-up. If the look-up was `whole`, earlier ones of the group are removed."""
         if whole:
-            self._entries = {key: entry for key, entry in self._entries.items() if entry.group != group}
+            self.remove_group(group)
         for candidate in candidates:
             self._put(_key(candidate), _Entry(candidate, group, None))
-        self.on_change()
-
-    def urls(self, source: Source) -> frozenset[str]:
-        return frozenset(url for _, each, url in self._entries if each == source)
 
     def listed(self, monotonic_ms: int, known: Mapping[InstanceId, str | None]) -> tuple[Candidate, ...]:
         """All candidates with their conflicts and notes, the last seen first. `known`: the peers and their addresses.
@@ -158,16 +151,12 @@ class Candidates:
         return tuple(sorted(checked, key=lambda each: (-each.seen_at_ms, each.source, each.url, each.instance_id)))
 
     def _retain(self, wanted: Callable[[_Entry], bool]) -> None:
-        kept = {key: entry for key, entry in self._entries.items() if wanted(entry)}
-        if len(kept) != len(self._entries):
-            self._entries = kept
-            self.on_change()
+        self._entries = {key: entry for key, entry in self._entries.items() if wanted(entry)}
 
     def _put(self, key: tuple[str, Source, str], entry: _Entry) -> None:
         self._entries[key] = entry
         if len(self._entries) > self._candidates_max:
             del self._entries[min(self._entries, key=self._drop_order)]
-            self.dropped += 1
 
     def _drop_order(self, key: tuple[str, Source, str]) -> tuple[int, int]:
         candidate = self._entries[key].candidate

@@ -4,9 +4,9 @@
 two scans at the same time are one. Discovery yields candidates only: it adds, changes and trusts no peer.
 
 Static addresses and domains are asked at the start and at every scan; mDNS listens all the time. An instance is called
-because a setting names it or somebody calls `ask_identity`, never because it was announced. It answers with its name
-and its bundle of keys (docs/formats/envelope.md), which is checked. That does not prove who answers, since anybody can
-show another's public keys: only an answered challenge does.
+because a setting names it, never because it was announced. It answers with its name and its bundle of keys
+(docs/formats/envelope.md), which is checked. That does not prove who answers, since anybody can show another's public
+keys: only an answered challenge does.
 """
 
 from __future__ import annotations
@@ -18,14 +18,11 @@ from typing import Final
 
 import msgspec
 
-from covenant.model.errors import CovenantError, Invalid
+from covenant.model.errors import Refusal
 from covenant.model.ids import PublicKey
-from covenant.model.peers.instance import InstanceId, negotiate, parse_instance_id
-from covenant.outbound.address_guard import port_is_open
-from covenant.outbound.call_errors import AddressRefused, CallFailed
-from covenant.outbound.http_fetcher import Fetcher
-from covenant.outbound.urls import DNS_PORT, host_text, read_address, read_url
-from covenant.peers.directory.peer_directory import read_peer_entry
+from covenant.model.peers.instance import InstanceId
+from covenant.outbound.urls import DNS_PORT, read_address, read_url
+from covenant.peers.directory.peer_directory import UNVERIFIED_KEYS, VERSION_REFUSED, check_bundle, read_peer_entry
 from covenant.peers.discovery.candidates import (
     Candidate,
     CandidateConflict,
@@ -38,52 +35,21 @@ from covenant.peers.discovery.candidates import (
 from covenant.peers.discovery.dns_sd import CARD_PATH, DomainBrowser
 from covenant.peers.discovery.mdns import LOOK_AGAIN_S, Announcement, Mdns
 from covenant.peers.peer_settings import PeerSettings, root_of
-from covenant.seal.identity import bundle_holds, fingerprint
-from covenant.wire.peers import IDENTITY_PATH, Introduction, decode_introduction
+from covenant.peers.transport.peer_client import PeerConnections, fetch_introduction
+from covenant.seal.identity import fingerprint
 
-IDENTITY_MS: Final = 5_000
 log = logging.getLogger(__name__)
+IDENTITY_S: Final = 5.0
 SCAN_S: Final = 5.0
 SCAN_S_MAX: Final = 30.0
 AT_ONCE_MAX: Final = 8
 
 
-class IdentityNotShown(CovenantError):
-    """The address answered, but not with a valid identity. `note` or `conflict` says why."""
-
-    def __init__(
-        self,
-        message: str,
-        note: CandidateNote | None = CandidateNote.NO_ANSWER,
-        conflict: CandidateConflict | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.note = note
-        self.conflict = conflict
-
-
-async def ask_identity(fetcher: Fetcher, root: str, now_ms: int) -> Introduction:
-    """Raises IdentityNotShown, AddressRefused and CallFailed."""
-    asked = root + IDENTITY_PATH
-    answer = await fetcher.fetch("GET", asked, headers={"accept": "application/json"}, total_ms=IDENTITY_MS)
-    if answer.url != asked:
-        raise IdentityNotShown("it redirects to another address")
-    if answer.status != 200:
-        raise IdentityNotShown(f"answered {answer.status} where an instance shows its keys")
-    try:
-        shown = decode_introduction(answer.body)
-    except Invalid as error:
-        raise IdentityNotShown(f"it shows no valid identity document: {error.message}") from error
-    versions = shown.keys.versions
-    if negotiate(versions) is None:
-        spoken = ", ".join(map(str, versions)) or "none"
-        raise IdentityNotShown(f"speaks versions {spoken}", CandidateNote.VERSION_NOT_SUPPORTED)
-    if not bundle_holds(shown.keys, parse_instance_id(shown.keys.id), now_ms):
-        raise IdentityNotShown("the keys that it showed are not valid", None, CandidateConflict.UNVERIFIED_KEYS)
-    return shown
-
-
+_NOTES: Final = {
+    "address_refused": CandidateNote.NOT_ALLOWED,
+    VERSION_REFUSED: CandidateNote.VERSION_NOT_SUPPORTED,
+}
+"""The note on an address by the code with which it is refused; for any other code it is `no_answer`."""
 Known = Callable[[], Mapping[InstanceId, str | None]]
 
 
@@ -98,7 +64,7 @@ class DiscoveryMethod(msgspec.Struct, frozen=True, kw_only=True, rename="camel")
 
 
 class Discovery:
-    """Calls go through `fetcher`. A private address is called only if a setting or the local network names it."""
+    """Static addresses are called as peers are, also private ones, since a setting names them."""
 
     def __init__(
         self,
@@ -108,7 +74,7 @@ class Discovery:
         known: Known,
         now_ms: Callable[[], int],
         monotonic_ms: Callable[[], int] | None = None,
-        fetcher: Fetcher,
+        connections: PeerConnections,
         announcement: Announcement | None = None,
         look_again_s: float = LOOK_AGAIN_S,
     ) -> None:
@@ -116,7 +82,7 @@ class Discovery:
         self._known = known
         self._now_ms = now_ms
         self._monotonic_ms = monotonic_ms or now_ms
-        self._fetcher = fetcher
+        self._connections = connections
         urls = (read_peer_entry(entry).url for entry in settings.static)
         self._static = tuple(dict.fromkeys(root_of(url) for url in urls if url is not None))
         self._candidates = Candidates(own_id)
@@ -131,8 +97,6 @@ class Discovery:
             look_again_s=look_again_s,
         )
         self._failures: dict[str, str] = {}
-        self._changed = asyncio.Event()
-        self._candidates.on_change = self._mdns.on_change = self._notify
         self._methods: asyncio.Task[None] | None = None
         self._scanning: asyncio.Task[None] | None = None
 
@@ -150,10 +114,6 @@ class Discovery:
     def candidates(self) -> tuple[Candidate, ...]:
         return self._candidates.listed(self._monotonic_ms(), self._known())
 
-    async def changed(self) -> None:
-        """Waits until a candidate was found or lost, or a method began to fail."""
-        await self._changed.wait()
-
     async def scan(self, timeout_s: float = SCAN_S) -> tuple[Candidate, ...]:
         """Asks the static addresses and the domains again, then returns all candidates. With a timeout of 0
         nobody is asked."""
@@ -169,21 +129,6 @@ class Discovery:
             scanning.result()
         return self.candidates()
 
-    async def ask_identity(self, url: str) -> Introduction:
-        """Asks an address for its keys.
-
-        Raises IdentityNotShown, AddressRefused, CallFailed, and ValueError if it is no URL.
-        """
-        root = root_of(url)
-        if not self.may_be_private(root):
-            return await ask_identity(self._fetcher, root, self._now_ms())
-        location = read_url(root)
-        fetcher = self._fetcher.allowing(f"{host_text(location.host)}:{location.port}")
-        try:
-            return await ask_identity(fetcher, root, self._now_ms())
-        finally:
-            await fetcher.close()
-
     def methods(self) -> tuple[DiscoveryMethod, ...]:
         mdns = (self._mdns.failure,) if self._settings.mdns and self._mdns.failure else ()
         dns = tuple(f"{domain}: {why}" for domain, why in sorted(self._failures.items()))
@@ -192,16 +137,6 @@ class Discovery:
             DiscoveryMethod(source="mdns", on=self._settings.mdns, failures=mdns, announced_as=self._mdns.announced_as),
             DiscoveryMethod(source="dns", on=bool(self._settings.dns_domains), failures=dns),
         )
-
-    def may_be_private(self, url: str) -> bool:
-        """Whether an instance there may be called at a private address: the settings or the local network name it."""
-        root = root_of(url)
-        if root in self._static:
-            return True
-        # Anybody on the network may have announced it, so only an address, and only a port that speaks HTTP, is called.
-        location = read_url(root)
-        announced = root in self._candidates.urls("mdns")
-        return announced and port_is_open(location.port) and not isinstance(location.host, str)
 
     async def _run_methods(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -244,8 +179,9 @@ class Discovery:
     async def _ask_static(self, url: str, free: asyncio.Semaphore, timeout_s: float) -> None:
         candidate = self._static_candidate(url)
         try:
-            async with asyncio.timeout(timeout_s), free:
-                shown = await self.ask_identity(url)
+            async with asyncio.timeout(timeout_s), free, asyncio.timeout(IDENTITY_S):
+                shown = await fetch_introduction(self._connections, url)
+            check_bundle(url, shown.keys, self._now_ms())
             found = replace(
                 candidate,
                 instance_id=shown.keys.id,
@@ -255,12 +191,10 @@ class Discovery:
             )
         except TimeoutError:
             found = replace(candidate, note=CandidateNote.NO_ANSWER, detail="no answer in time")
-        except AddressRefused as refused:
-            found = replace(candidate, note=CandidateNote.NOT_ALLOWED, detail=refused.detail)
-        except CallFailed as failed:
-            found = replace(candidate, note=CandidateNote.NO_ANSWER, detail=failed.detail)
-        except IdentityNotShown as failed:
-            found = replace(candidate, note=failed.note, conflict=failed.conflict, detail=failed.message)
+        except Refusal as refusal:
+            conflict = CandidateConflict.UNVERIFIED_KEYS if refusal.code == UNVERIFIED_KEYS else None
+            note = _NOTES.get(refusal.code, CandidateNote.NO_ANSWER) if conflict is None else None
+            found = replace(candidate, note=note, conflict=conflict, detail=refusal.message)
         self._put_static(found)
 
     def _static_candidate(self, url: str, note: CandidateNote | None = None) -> Candidate:
@@ -281,7 +215,3 @@ class Discovery:
 
     def _put_static(self, candidate: Candidate) -> None:
         self._candidates.add_found((candidate,), group=f"static:{candidate.url}", whole=True)
-
-    def _notify(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()

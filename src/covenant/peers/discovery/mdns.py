@@ -96,13 +96,12 @@ class Mdns:
         self.failure: str | None = "not started"
         self.announced_as: str | None = None
         """The name of our own service, once it is announced."""
-        self.on_change: Callable[[], None] = lambda: None
 
     async def run(self) -> None:
         try:
             await self._run(await asyncio.to_thread(_load))
         except Exception:
-            self._set_failure("ended; the log says why")
+            self.failure = "ended; the log says why"
             raise
 
     async def _run(self, mdns_error: type[Exception]) -> None:
@@ -112,7 +111,7 @@ class Mdns:
             try:
                 await self._run_at(await asyncio.to_thread(addresses_of, self._interfaces))
             except* (OSError, RuntimeError, ValueError, mdns_error) as failed:
-                self._set_failure("; ".join(str(each) or type(each).__name__ for each in failed.exceptions))
+                self.failure = "; ".join(str(each) or type(each).__name__ for each in failed.exceptions)
                 log.warning("peers.mdns.failed", extra={"reason": self.failure})
             failures = 1 if loop.time() - begun > RETRIES.longest else failures + 1
             await asyncio.sleep(RETRIES.pause(failures))
@@ -129,7 +128,7 @@ class Mdns:
         network = AsyncZeroconf(interfaces=to_join)
         browser = AsyncServiceBrowser(network.zeroconf, [SERVICE_TYPE], handlers=[self._changed])
         try:
-            self._set_failure(None)
+            self.failure = None
             async with asyncio.TaskGroup() as group:
                 for _ in range(ASKERS):
                     group.create_task(self._ask_pending(network.zeroconf))
@@ -166,14 +165,13 @@ class Mdns:
             each for each in addresses if (wildcard or str(each) in ours.listen_addresses) and not each.is_link_local
         ]
         if not reachable:
-            self._set_failure("not announced: our door does not listen on any address of these interfaces")
+            self.failure = "not announced: our door does not listen on any address of these interfaces"
             return
         info = _service(self._name, ours, reachable)
         self._own = info
         await (await network.async_register_service(info, allow_name_change=True))
         self.announced_as = info.name
         log.info("peers.mdns.announced", extra={"service": info.name, "port": ours.port})
-        self.on_change()
 
     def _changed(self, *, zeroconf: Zeroconf, name: str, state_change: ServiceStateChange, **_: object) -> None:
         """Called by zeroconf's browser, on our loop."""
@@ -244,10 +242,6 @@ class Mdns:
             and (info.name, info.port, info.text) == (own.name, own.port, own.text)
             and set(info.parsed_addresses()) <= set(own.parsed_addresses())
         )
-
-    def _set_failure(self, failure: str | None) -> None:
-        self.failure = failure
-        self.on_change()
 
 
 class _AddressesChanged(Exception):

@@ -27,8 +27,7 @@ from covenant.model.peers.usage_by_day import DAY_MS
 from covenant.model.rate_limits import MINUTE_MS, TokenBuckets
 from covenant.peers.directory.instance_keys import InstanceKeys
 from covenant.peers.peer_settings import PeerSettings, is_named
-from covenant.seal.proofs import offer_holds
-from covenant.seal.purpose_keys import signer_of
+from covenant.seal import proofs
 from covenant.seal.tokens import PROFILES_MAX, Narrowing, Use, authorize, token_parties
 
 TRUSTED_RATE: Final = 10
@@ -178,14 +177,8 @@ def _check_standing(offer: DelegationOffer, peer: Peer, facts: OfferFacts, setti
 
 def is_asserted(offer: DelegationOffer, peer: Peer, us: InstanceKeys) -> bool:
     """Whether the peer signed the offer, for us. Former identities of both sides count, too."""
-    if peer.keys is None:
-        return False
-    key = PublicKey(peer.keys.identity_key)
-    signer = signer_of(offer.assertion or "")
-    former = next((each for each in peer.former if each.key == signer), None)
-    requester = InstanceId(former.id) if former is not None else peer.id
-    key = PublicKey(former.key) if former is not None else key
-    return any(offer_holds(offer, requester=requester, key=key, provider=InstanceId(each)) for each in us.ids)
+    parties = ((InstanceId(requester), InstanceId(provider)) for requester in peer.ids for provider in us.ids)
+    return peer.keys is not None and any(proofs.is_asserted(offer, *each) for each in parties)
 
 
 def _check_place_and_time(

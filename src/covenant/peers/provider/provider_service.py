@@ -155,7 +155,7 @@ class Provider(PeerService):
                 raise Invalid("type_not_supported", f"a provider takes no message of type {wire.type_of(other)}")
 
     async def _receive_offer(self, incoming: IncomingMessage, offer: DelegationOffer) -> ReceivedFromPeer:
-        key = DelegationKey(DelegationRole.PROVIDER, incoming.peer.id, offer.offer_id)
+        key = incoming.key
         known = await self._ledger.delegation(key)
         if known is not None:
             return await self._answer_repeated_offer(incoming, offer, known)
@@ -310,10 +310,9 @@ class Provider(PeerService):
         return None
 
     async def _receive_cancel(self, incoming: IncomingMessage, cancel: DelegationCancel) -> ReceivedFromPeer:
-        key = DelegationKey(DelegationRole.PROVIDER, incoming.peer.id, cancel.offer_id)
-        if await self._ledger.delegation(key) is None:
-            return await self._refuse_withdrawn(incoming, key)
-        cancels = ReceiveFromPeer(envelope=incoming.envelope, key=key, transitions=("cancel",))
+        if await self._ledger.delegation(incoming.key) is None:
+            return await self._refuse_withdrawn(incoming)
+        cancels = ReceiveFromPeer(envelope=incoming.envelope, key=incoming.key, transitions=("cancel",))
         received = await self._ledger.commit(cancels)
         delegation = received.moved.delegation if received.moved is not None else None
         if delegation is not None and delegation.state is CANCELLING:
@@ -321,12 +320,12 @@ class Provider(PeerService):
             # The reporter sees the task end and sends the result. After a crash, the next reporter cancels the task.
             with suppress(NotFound):
                 await self._ledger.commit(Cancel(task_id=delegation.task_id, by=incoming.peer.agent, reason=reason))
-            self._start_reporter(key)
+            self._start_reporter(incoming.key)
         return received
 
     async def _receive_answer(self, incoming: IncomingMessage, answer: DelegationInput) -> ReceivedFromPeer:
         """The answer is stored with the delegation first. After a crash, the next run hands it to the task."""
-        key = DelegationKey(DelegationRole.PROVIDER, incoming.peer.id, answer.offer_id)
+        key = incoming.key
         known = await self._ledger.delegation(key)
         changes = DelegationChanges(answer=answer) if known is not None and not known.ended else DelegationChanges()
         received = await self._ledger.commit(ReceiveFromPeer(envelope=incoming.envelope, key=key, changes=changes))
@@ -336,8 +335,9 @@ class Provider(PeerService):
             self._start_reporter(key)
         return received
 
-    async def _refuse_withdrawn(self, incoming: IncomingMessage, key: DelegationKey) -> ReceivedFromPeer:
+    async def _refuse_withdrawn(self, incoming: IncomingMessage) -> ReceivedFromPeer:
         """A cancel came before its offer. Tells the requester that the work was not begun and never will be."""
+        key = incoming.key
         work = work_id(incoming.peer, key.offer_id)
         begin = Delegation(
             role=key.role,

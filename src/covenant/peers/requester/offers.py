@@ -15,7 +15,7 @@ import logging
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 
@@ -214,12 +214,6 @@ def _with_texts(offer: DelegationOffer, parts: tuple[Content, ...], context: str
     return _replace(offer, task=words or ATTACHED, context=context or None, parts=more)
 
 
-class Breach(NamedTuple):
-    code: str
-    reason: str
-    overspent: bool = False
-
-
 def check_accept(
     incoming: IncomingMessage, delegation: Delegation, accept: DelegationAccept, now_ms: int, *, restored: bool
 ) -> ReceiveFromPeer:
@@ -240,7 +234,8 @@ def check_accept(
     if not over:
         return _command(incoming, delegation, ("accept",), changes)
     reason = "the provider would take more than was offered"
-    return _stop(incoming, delegation, "accept", changes, Breach(TERMS_EXCEEDED, reason))
+    changes = _replace(changes, code=TERMS_EXCEEDED, reason=reason)
+    return _stop(incoming, delegation, "accept", changes)
 
 
 def check_status(incoming: IncomingMessage, delegation: Delegation, report: StatusReport) -> ReceiveFromPeer:
@@ -258,7 +253,8 @@ def check_status(incoming: IncomingMessage, delegation: Delegation, report: Stat
     if report.token_usage.total <= delegation.budget or delegation.overspent:
         return _command(incoming, delegation, ("status",), changes)
     reason = f"{report.token_usage.total} tokens were used, and {delegation.budget} were agreed"
-    return _stop(incoming, delegation, "status", changes, Breach(BUDGET_EXCEEDED, reason, overspent=True))
+    changes = _replace(changes, code=BUDGET_EXCEEDED, reason=reason, overspent=True)
+    return _stop(incoming, delegation, "status", changes)
 
 
 def _question_in(delegation: Delegation, report: StatusReport) -> DelegationQuestion | None:
@@ -384,15 +380,13 @@ def check_reject(
 
 
 def _stop(
-    incoming: IncomingMessage, delegation: Delegation, transition: str, changes: DelegationChanges, why: Breach
+    incoming: IncomingMessage, delegation: Delegation, transition: str, changes: DelegationChanges
 ) -> ReceiveFromPeer:
-    """The provider broke the terms: records why, and cancels the delegation."""
-    changes = msgspec.structs.replace(changes, code=why.code, reason=why.reason, overspent=why.overspent)
+    """The provider broke the terms: cancels the delegation, for the code and the reason in `changes`."""
     if delegation.state is CANCELLING:
         return _command(incoming, delegation, (transition,), changes)
-    return _command(
-        incoming, delegation, (transition, "cancel"), changes, cancel_message(delegation, f"{why.code}: {why.reason}")
-    )
+    cancel = cancel_message(delegation, f"{changes.code}: {changes.reason}")
+    return _command(incoming, delegation, (transition, "cancel"), changes, cancel)
 
 
 def cancel_message(delegation: Delegation, reason: str) -> DelegationCancel:

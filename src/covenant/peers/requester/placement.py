@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Final
 
 from covenant.ledger.machine.decisions.peers import unknown_peer
@@ -20,6 +19,7 @@ from covenant.model.peers.delegation import Delegation, Peer, PeerCapabilities
 from covenant.model.peers.instance import InstanceId, Trust
 from covenant.model.task import Target, Task
 from covenant.model.tenants import DEFAULT
+from covenant.outbound.concurrency import wait_at_most
 from covenant.peers.directory.peer_directory import PeerDirectory
 from covenant.peers.peer_settings import PeerContext, PeerService
 
@@ -129,9 +129,7 @@ class OfferPlacement(PeerService):
                 if (peer := self._ready(target, task)) is not None:
                     self._slots_of(peer).held.add(task.id)
                     return peer
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_AGAIN_S):
-                        await woken.wait()
+                await wait_at_most(woken, LOOK_AGAIN_S)
         finally:
             self._waiting.discard(woken)
 

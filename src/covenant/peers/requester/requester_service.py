@@ -19,7 +19,6 @@ from covenant.exchange.delegation_outcome import by_task, view_outcome
 from covenant.exchange.tasks.builder import text_of
 from covenant.exchange.tasks.reader import TaskReader
 from covenant.ledger.machine.decisions.peers import unknown_delegation
-from covenant.ledger.machine.identity_commands import WriteAuditRow
 from covenant.ledger.machine.peer_commands import (
     DelegationChanges,
     DelegationMoved,
@@ -36,7 +35,6 @@ from covenant.model.peers.delegation import (
     LOST,
     REJECTED,
     Delegation,
-    DelegationKey,
     DelegationRole,
     Peer,
 )
@@ -77,10 +75,7 @@ log = logging.getLogger(__name__)
 
 
 class _Follower:
-    __slots__ = ("moved", "seen", "task_id")
-
-    def __init__(self, task_id: TaskId) -> None:
-        self.task_id = task_id
+    def __init__(self) -> None:
         self.moved = asyncio.Event()
         self.seen: Delegation | None = None
 
@@ -360,7 +355,7 @@ class Requester(PeerService):
 
     async def follow(self, task_id: TaskId) -> AsyncIterator[Delegation]:
         """The delegation as it is now, and again whenever it moves, until it has ended. Each state is durable first."""
-        follower = _Follower(task_id)
+        follower = _Follower()
         self._followers.add(follower)
         try:
             while True:
@@ -397,10 +392,8 @@ class Requester(PeerService):
         message = incoming.message
         if not isinstance(message, DelegationAccept | DelegationReject | StatusReport | DelegationResult):
             raise Invalid("type_not_supported", f"a requester takes no message of type {wire.type_of(message)}")
-        key = DelegationKey(DelegationRole.REQUESTER, incoming.peer.id, message.offer_id)
+        key, envelope = incoming.key, incoming.envelope
         delegation = await self._ledger.delegation(key)
-        seq = incoming.envelope.seq
-        envelope = incoming.envelope
         in_step = delegation is not None and (envelope.epoch, envelope.our_epoch) == (
             delegation.peer_epoch,
             delegation.epoch,
@@ -408,10 +401,10 @@ class Requester(PeerService):
         if (
             delegation is None
             or delegation.ended
-            or (in_step and seq is not None and seq != delegation.received_seq + 1)
+            or (in_step and envelope.seq is not None and envelope.seq != delegation.received_seq + 1)
         ):
             received = await self._ledger.commit(ReceiveFromPeer(envelope=envelope, key=key))
-            await self._answer_unexpected(incoming, key, delegation)
+            await self._answer_unexpected(incoming, delegation)
             return received
         command = await self._receive_command(incoming, delegation, message)
         try:
@@ -426,19 +419,16 @@ class Requester(PeerService):
             log.warning(
                 "peer.out_of_turn", extra={"peer": key.peer, "offer_id": key.offer_id, "typ": command.envelope.typ}
             )
-            return await self._ledger.commit(ReceiveFromPeer(envelope=incoming.envelope, key=key))
+            return await self._ledger.commit(ReceiveFromPeer(envelope=envelope, key=key))
 
-    async def _answer_unexpected(
-        self, incoming: IncomingMessage, key: DelegationKey, delegation: Delegation | None
-    ) -> None:
+    async def _answer_unexpected(self, incoming: IncomingMessage, delegation: Delegation | None) -> None:
         """After a restore: cancels work at the provider that has ended here, and audits offers that our ledger lost."""
-        goes_on = isinstance(incoming.message, DelegationAccept | StatusReport)
+        key, goes_on = incoming.key, isinstance(incoming.message, DelegationAccept | StatusReport)
         if delegation is None:
             noted = key.offer_id in self._forgotten or len(self._forgotten) >= FORGOTTEN_MAX
             if self._context.ledger_epoch is not None and not noted:
                 self._forgotten.add(key.offer_id)
-                row: dict[str, object] = {"type": "delegation_forgotten", "peer": key.peer, "offer_id": key.offer_id}
-                await self._ledger.commit(WriteAuditRow(by=self._us, row=row))
+                await self._audit("delegation_forgotten", peer=key.peer, offer_id=key.offer_id)
         elif delegation.ended and goes_on and incoming.envelope.epoch != delegation.peer_epoch:
             await self.commit(delegation, message=cancel_message(delegation, "it has ended already"))
 

@@ -21,7 +21,6 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from covenant.exchange.access.principals import AuditBudget
-from covenant.ledger.machine.identity_commands import WriteAuditRow
 from covenant.ledger.machine.peer_commands import LearnPeer, MoveOutbox, ReceivedFromPeer, ReceiveFromPeer
 from covenant.model.errors import Conflict, Forbidden, Invalid, OverLimit, Refusal, Unavailable
 from covenant.model.peers.delegation import DelegationKey, DelegationRole, Peer, ReceivedEnvelope
@@ -69,37 +68,6 @@ T = TypeVar("T")
 M = TypeVar("M")
 
 
-class RefusalAudit(PeerService):
-    """Writes refused envelopes to the audit: the operator sees the reason, which the sender may not learn.
-
-    An unknown address causes one row a window, for all faults; a peer causes one for each fault. All unknown
-    senders together are limited, too. Each row says how many were left out before it.
-    """
-
-    def __init__(self, context: PeerContext) -> None:
-        super().__init__(context)
-        self._budget = AuditBudget()
-
-    async def note(self, code: str, reason: str, address: str | None, sender: InstanceId | None) -> None:
-        """Raises nothing: the sender gets its refusal even if the audit cannot be written."""
-        source = (sender, code) if sender is not None else address
-        left_out = self._budget.spend(source, self._monotonic_ms(), stranger=sender is None)
-        if left_out is None:
-            return
-        row: dict[str, object] = {
-            "type": "envelope_refused",
-            "code": code,
-            "reason": reason[:REASON_CHARS_MAX],
-            "address": address,
-            "peer": sender,
-            "suppressed_before": left_out,
-        }
-        try:
-            await self._ledger.commit(WriteAuditRow(by=self._us, row=row))
-        except Refusal as refusal:
-            log.warning("peers.refusal_not_audited", extra={"code": code, "why": refusal.code})
-
-
 class IncomingMessage(NamedTuple):
     """A message and its envelope.
 
@@ -109,9 +77,11 @@ class IncomingMessage(NamedTuple):
     peer: Peer
     envelope: ReceivedEnvelope
     message: DelegationMessage
+    key: DelegationKey
 
 
 Message = DelegationMessage | wire.DeliveryAcks
+_OF_NO_DELEGATION: Final = (wire.DeliveryAcks, CapabilityQuery, CapabilityResponse)
 
 
 class DelegationHandler(Protocol):
@@ -131,7 +101,7 @@ class Inbox(PeerService):
         self._provider = provider
         self._requester = requester
         self._rate = TokenBuckets()
-        self._refusals = RefusalAudit(context)
+        self._audit_budget = AuditBudget()
         self.relay = Relay(context)
         self._poll_server = PollServer(context, directory, self.relay)
         self._large = asyncio.Semaphore(LARGE_AT_ONCE)
@@ -200,10 +170,10 @@ class Inbox(PeerService):
             self._check_rate(sender)
             until_ms, duplicate = await self.relay.keep(body, header)
         except EnvelopeRefused as refused:
-            await self._refusals.note(refused.code.value, refused.message, address, refused.sender)
+            await self._note_refused(refused, address, refused.sender)
             raise peer_refusal(refused) from None
         except Refusal as refusal:
-            await self._refusals.note(refusal.code, refusal.message, address, sender)
+            await self._note_refused(refusal, address, sender)
             raise
         return wire.Relayed(status="relayed", until_ms=until_ms, duplicate=duplicate)
 
@@ -212,7 +182,7 @@ class Inbox(PeerService):
         try:
             return await self._directory.receive_introduction(body)
         except Refusal as refusal:
-            await self._refusals.note(refusal.code, refusal.message, address, None)
+            await self._note_refused(refusal, address)
             raise
 
     async def introduction_of(self, recipient: str) -> bytes:
@@ -221,7 +191,7 @@ class Inbox(PeerService):
 
     async def refuse_too_large(self, address: str | None) -> Refusal:
         refused = EnvelopeRefused(Code.TOO_LARGE, "more than an envelope can have")
-        await self._refusals.note(refused.code.value, refused.message, address, None)
+        await self._note_refused(refused, address)
         return peer_refusal(refused)
 
     def close(self) -> None:
@@ -261,16 +231,16 @@ class Inbox(PeerService):
             except Conflict as conflict:
                 if conflict.code == "out_of_order" and metered:
                     # It goes on after numbers that we signed for. What we fetch ourselves may have got lost at a relay.
-                    await self._directory.note_forgotten(peer, received=header.seq)
+                    await self._directory.note_forgotten(peer, heard=header.seq)
                 raise
             return acted, header.cert is not None
         except EnvelopeRefused as refused:
-            await self._refusals.note(refused.code.value, refused.message, address, refused.sender)
+            await self._note_refused(refused, address, refused.sender)
             raise peer_refusal(refused) from None
         except Unavailable:
             raise
         except Refusal as refusal:
-            await self._refusals.note(refusal.code, refusal.message, address, sender)
+            await self._note_refused(refusal, address, sender)
             raise
 
     async def _check(self, body: bytes, life_ms_max: int) -> Checked:
@@ -310,16 +280,32 @@ class Inbox(PeerService):
             raise OverLimit("rate_limited", message, retry_after_ms=wait_ms)
 
     async def _open(self, checked: Checked, decode: Callable[[str, bytes], M]) -> M:
-        prekey, now_ms = self._keyring.prekey(checked.header.kid), self._now_ms()
-        if prekey is None and self._context.shared is not None:
-            # Another daemon of this instance may have made the prekey just now.
-            await self._context.shared.refresh_keys()
-            prekey = self._keyring.prekey(checked.header.kid)
+        now_ms, prekey = self._now_ms(), await self._own_prekey(checked.header.kid)
 
         def opening() -> M:
             return decode(checked.header.typ, open_checked(checked, prekey, now_ms=now_ms))
 
         return await self._aside(len(checked.ciphertext), opening)
+
+    async def _note_refused(
+        self, refused: EnvelopeRefused | Refusal, address: str | None, sender: InstanceId | None = None
+    ) -> None:
+        """Writes a refused envelope to the audit: the operator sees the reason, which the sender may not learn.
+
+        An unknown address causes one row a window, for all faults; a peer causes one for each fault. All unknown
+        senders together are limited, too. Each row says how many were left out before it. Raises nothing: the sender
+        gets its refusal even if the audit cannot be written.
+        """
+        code = str(refused.code)
+        source = (sender, code) if sender is not None else address
+        left_out = self._audit_budget.spend(source, self._monotonic_ms(), stranger=sender is None)
+        if left_out is None:
+            return
+        reason, kind = refused.message[:REASON_CHARS_MAX], "envelope_refused"
+        try:
+            await self._audit(kind, code=code, reason=reason, address=address, peer=sender, suppressed_before=left_out)
+        except Refusal as refusal:
+            log.warning("peers.refusal_not_audited", extra={"code": code, "why": refusal.code})
 
     async def _aside(self, size: int, work: Callable[[], T]) -> T:
         if size <= LARGE_BYTES:
@@ -330,59 +316,53 @@ class Inbox(PeerService):
     # Effects of an envelope
 
     async def _handle_posted(self, peer: Peer, envelope: ReceivedEnvelope, message: Message) -> wire.Received:
-        if isinstance(message, wire.DeliveryAcks):
-            await self._receive_acks(peer, envelope, message)
-            return wire.Received(status="accepted")
-        reply, received = await self._dispatch(IncomingMessage(peer, envelope, message))
+        reply, received = await self._dispatch(peer, envelope, message)
         if reply is not None:
             return wire.Received(status="accepted", envelope=msgspec.Raw(reply))
         return wire.Received(status="accepted", duplicate=received.known or received.repeated)
 
     async def _handle_fetched(self, peer: Peer, envelope: ReceivedEnvelope, message: Message) -> TakenEnvelope:
-        if isinstance(message, wire.DeliveryAcks):
-            await self._receive_acks(peer, envelope, message)
-            return TakenEnvelope(peer.id)
-        reply, _ = await self._dispatch(IncomingMessage(peer, envelope, message))
-        if isinstance(message, CapabilityQuery | CapabilityResponse):
+        reply, _ = await self._dispatch(peer, envelope, message)
+        if isinstance(message, _OF_NO_DELEGATION):
             return TakenEnvelope(peer.id, reply=reply)
         assert envelope.seq is not None
         sender_role = DelegationRole.REQUESTER if envelope.typ in wire.REQUESTER_SENDS else DelegationRole.PROVIDER
         return TakenEnvelope(peer.id, ack=wire.Ack(role=sender_role, offer_id=message.offer_id, seq=envelope.seq))
 
-    async def _receive_acks(self, peer: Peer, envelope: ReceivedEnvelope, message: wire.DeliveryAcks) -> None:
-        if envelope.seq is not None:
-            raise Invalid("invalid_seq", "a message that belongs to no delegation has no number")
-        await self._ledger.commit(ReceiveFromPeer(envelope=envelope))
-        await self._ledger.commit(MoveOutbox(moves=acknowledged(peer.id, message.acks)))
-
-    async def _dispatch(self, incoming: IncomingMessage) -> tuple[bytes | None, ReceivedFromPeer]:
-        peer, envelope, message = incoming
-        if isinstance(message, CapabilityQuery | CapabilityResponse):
+    async def _dispatch(
+        self, peer: Peer, envelope: ReceivedEnvelope, message: Message
+    ) -> tuple[bytes | None, ReceivedFromPeer]:
+        if isinstance(message, _OF_NO_DELEGATION):
             if envelope.seq is not None:
                 raise Invalid("invalid_seq", "a message that belongs to no delegation has no number")
-            if isinstance(message, CapabilityQuery):
-                return await self._directory.receive_query(peer, envelope, message), ReceivedFromPeer()
-            await self._directory.receive_response(peer, envelope, message)
-            return None, ReceivedFromPeer()
+            reply = None
+            if isinstance(message, wire.DeliveryAcks):
+                await self._ledger.commit(ReceiveFromPeer(envelope=envelope))
+                await self._ledger.commit(MoveOutbox(moves=acknowledged(peer.id, message.acks)))
+            elif isinstance(message, CapabilityQuery):
+                reply = await self._directory.receive_query(peer, envelope, message)
+            else:
+                await self._directory.receive_response(peer, envelope, message)
+            return reply, ReceivedFromPeer()
         if envelope.seq is None:
             raise Invalid("invalid_seq", "a message about a delegation needs a number, from 1")
         ours = DelegationRole.PROVIDER if envelope.typ in wire.REQUESTER_SENDS else DelegationRole.REQUESTER
-        key = DelegationKey(ours, peer.id, message.offer_id)
-        await self._check_trust(incoming, key)
+        incoming = IncomingMessage(peer, envelope, message, DelegationKey(ours, peer.id, message.offer_id))
+        await self._check_trust(incoming)
         handler = self._provider if ours is DelegationRole.PROVIDER else self._requester
         try:
             return None, await handler.receive(incoming)
         except Refusal as refusal:
             if refusal.code != "out_of_order":
                 raise
-            record = await self._ledger.delegation(key)
+            record = await self._ledger.delegation(incoming.key)
             raise wire.OutOfOrder(record.received_seq + 1 if record is not None else 1) from None
 
-    async def _check_trust(self, incoming: IncomingMessage, key: DelegationKey) -> None:
+    async def _check_trust(self, incoming: IncomingMessage) -> None:
         """An unverified peer may send offers, which a message rejects, and messages about known delegations."""
         if incoming.peer.trust is not Trust.PEER or incoming.envelope.typ == OFFER:
             return
-        if await self._ledger.delegation(key) is None:
+        if await self._ledger.delegation(incoming.key) is None:
             raise Forbidden(
                 "untrusted", "a peer that is not verified may only ask for capabilities; see `covenant peers verify`"
             )

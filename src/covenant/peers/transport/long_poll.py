@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -171,14 +171,9 @@ class PollServer(PeerService):
         self, to: InstanceId, handed_out: Sequence[_PollMessage], prekey: Prekey
     ) -> tuple[msgspec.Raw, ...]:
         peer = self._ledger.peer(to)
-        seal = partial(
-            self._keyring.seal,
-            to=to,
-            prekey=prekey,
-            now_ms=self._now_ms(),
-            epoch=self._epoch_for(peer),
-            certified=self._certified_for(peer),
-        )
+        if peer is None:  # it was removed just now
+            return ()
+        seal = self._sealer(peer, prekey)
 
         def sealing() -> tuple[msgspec.Raw, ...]:
             return tuple(msgspec.Raw(seal(each.body, typ=each.typ, seq=each.seq)) for each in handed_out)
@@ -210,16 +205,25 @@ def acknowledged(peer: InstanceId, acks: Sequence[wire.Ack]) -> tuple[OutboxMove
     return tuple(OutboxMove(delegation=key, seq=seq, delivered=True) for key, seq in through.items())
 
 
-Acks = dict[tuple[DelegationRole, str], int]
+Acks = dict[tuple[DelegationRole, str], wire.Ack]
+"""The last acknowledgement of each delegation that the other side does not have yet."""
 
 
 def _note_ack(acks: Acks, ack: wire.Ack) -> None:
     key = (ack.role, ack.offer_id)
-    acks[key] = max(ack.seq, acks.get(key, 0))
+    acks[key] = max(ack, acks.get(key, ack), key=lambda each: each.seq)
 
 
-def _acks(acks: Acks) -> tuple[wire.Ack, ...]:
-    return tuple(wire.Ack(role=role, offer_id=offer_id, seq=seq) for (role, offer_id), seq in acks.items())
+def _first(acks: Acks) -> tuple[wire.Ack, ...]:
+    """As many as fit into one message."""
+    return tuple(islice(acks.values(), wire.ACKS_MAX))
+
+
+def _drop(acks: Acks, sent: Sequence[wire.Ack]) -> None:
+    """Forgets acknowledgements that arrived, but no later ones."""
+    for ack in sent:
+        if acks.get((ack.role, ack.offer_id)) == ack:
+            del acks[ack.role, ack.offer_id]
 
 
 class TakenEnvelope(NamedTuple):
@@ -312,13 +316,13 @@ class PollClient(PeerService):
 
         Returns how many envelopes came.
         """
-        sent_acks, sent_taken = dict(list(acks.items())[: wire.ACKS_MAX]), tuple(taken[: wire.ACKS_MAX])
+        sent_acks, sent_taken = _first(acks), tuple(taken[: wire.ACKS_MAX])
         wait_ms = min(self._settings.poll_wait_ms, wire.WAIT_MS_MAX)
         ours = self._keyring.introduction(self._now_ms())
         poll = wire.Poll(
             keys=ours.keys,
             hybrid_prekey=ours.hybrid_prekey,
-            acks=_acks(sent_acks),
+            acks=sent_acks,
             wait_ms=wait_ms,
             relay=wire.RelayFetch(introduction=ours, taken=sent_taken) if peer.url == self._relay_root else None,
         )
@@ -331,9 +335,7 @@ class PollClient(PeerService):
             polled = wire.decode_polled(answer.body)
         except Invalid:
             return DeliveryFailure("bad_response", "the answer is not one to a poll", whole=True)
-        for key, seq in sent_acks.items():
-            if acks.get(key) == seq:
-                del acks[key]
+        _drop(acks, sent_acks)
         del taken[: len(sent_taken)]
         failed = await self._process(peer, polled.envelopes, acks)
         relayed = await self._process_relayed(polled.relayed, taken)
@@ -370,14 +372,12 @@ class PollClient(PeerService):
 
     async def _acknowledge(self, sender: InstanceId) -> None:
         """Acknowledgements that do not get through are sent after the next fetch."""
-        peer, acks = self._ledger.peer(sender), dict(list(self._relay_acks[sender].items())[: wire.ACKS_MAX])
+        peer, acks = self._ledger.peer(sender), _first(self._relay_acks[sender])
         if peer is not None and acks:
-            body = wire.encode(wire.DeliveryAcks(acks=_acks(acks)))
+            body = wire.encode(wire.DeliveryAcks(acks=acks))
             if isinstance(await self._sender.send(peer, RECEIVE_PATH, body, typ=wire.ACKS), DeliveryFailure):
                 return
-        for key, seq in acks.items():
-            if self._relay_acks[sender].get(key) == seq:
-                del self._relay_acks[sender][key]
+        _drop(self._relay_acks[sender], acks)
         if peer is None or not self._relay_acks[sender]:
             self._relay_acks.pop(sender, None)
 

@@ -356,7 +356,7 @@ class OutboxSender(PeerService):
             )
         if received.duplicate and is_first and not answer.repeated:
             # The peer has received this number from us before.
-            await self._directory.note_forgotten(peer, sent=message.seq)
+            await self._directory.note_forgotten(peer, said=message.seq)
         return None
 
     def _deposited(self, answer: DeliveryAnswer, message: OutboxMessage) -> DeliveryFailure | Deposit:

@@ -30,7 +30,14 @@ from covenant.outbound.http_fetcher import TlsTrust
 from covenant.outbound.urls import InvalidUrl, host_text, read_url
 from covenant.peers.peer_settings import PeerContext, PeerService, relay_address
 from covenant.seal.envelope import ENVELOPE_BYTES_MAX, Code
-from covenant.wire.peers import RECEIVE_PATH, EnvelopeRefusal, decode_refused
+from covenant.wire.peers import (
+    IDENTITY_PATH,
+    RECEIVE_PATH,
+    EnvelopeRefusal,
+    Introduction,
+    decode_introduction,
+    decode_refused,
+)
 
 if TYPE_CHECKING:
     import httpcore2
@@ -54,7 +61,8 @@ DELIVERY_S: Final = 30.0
 FAILURE_CHARS_MAX: Final = 300
 CODE_CHARS_MAX: Final = 64
 
-OTHER_KEYS: Final = frozenset({"unknown_prekey", "prekey_expired", "wrong_recipient", "refused", "not_relayed"})
+NOT_RELAYED: Final = "not_relayed"
+OTHER_KEYS: Final = frozenset({"unknown_prekey", "prekey_expired", "wrong_recipient", "refused", NOT_RELAYED})
 """Codes for a peer with other keys than we know, or for another instance at its address: we fetch the identity there.
 """
 # A failure with one of these statuses, and with a code that is not in `PEER_CODES`, concerns one message or delegation.
@@ -254,6 +262,27 @@ def _peer_failures() -> Iterator[None]:
         raise PeerUnavailable("timed_out", "no answer in time") from error
 
 
+async def fetch_introduction(connections: PeerConnections, address: str) -> Introduction:
+    """The introduction that is shown at this address. Its keys are not checked."""
+    response = await connections.to(address).get(IDENTITY_PATH)
+    if response.status != 200:
+        code = refusal_code(response)
+        if code == NOT_RELAYED:
+            hint = "it must fetch there (peers.relay), and the relay must know it (peers.relay_for)"
+            raise PeerUnavailable(NOT_RELAYED, f"nothing is kept at {address}: {hint}")
+        suffix = f" ({code})" if code else ""
+        raise call_failed(
+            "not_a_peer",
+            f"{address}{IDENTITY_PATH} answers {response.status}{suffix}; is that an instance?",
+            passing=response.status >= 500 or response.status == 429,
+        )
+    try:
+        return decode_introduction(response.body)
+    except Invalid as wrong:
+        why = f"{address}{IDENTITY_PATH} is no valid identity document: {wrong.message}"
+        raise PeerConflict("not_a_peer", why) from None
+
+
 def required_address(address: str | None, peer: Peer) -> str:
     if address is None:
         raise PeerConflict("no_address", f"{peer.name} has no address: it fetches its messages")
@@ -377,19 +406,7 @@ class EnvelopeSender(PeerService):
     async def _seal(self, peer: Peer, body: bytes, *, typ: str, seq: int | None, fresh: bool, relayed: bool) -> bytes:
         prekey = await self._directory.prekey_for(peer, fresh=fresh)
         known = self._ledger.peer(peer.id) or peer
-        sealing = partial(
-            self._keyring.seal,
-            body,
-            typ=typ,
-            to=peer.id,
-            prekey=prekey,
-            now_ms=self._now_ms(),
-            seq=seq,
-            epoch=self._epoch_for(known),
-            certified=self._certified_for(known),
-            relayed=relayed,
-        )
-
+        sealing = partial(self._sealer(known, prekey, relayed=relayed), body, typ=typ, seq=seq)
         try:
             return sealing() if len(body) <= ASIDE_BYTES else await asyncio.to_thread(sealing)
         except ValueError as wrong:

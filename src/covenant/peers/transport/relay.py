@@ -30,7 +30,7 @@ from covenant.ledger.embedded.disk import make_owned_folder, replace_private, sy
 from covenant.model.errors import NotFound, OverLimit
 from covenant.model.peers.delegation import Peer
 from covenant.model.peers.instance import InstanceId, Trust, is_instance_id
-from covenant.peers.peer_settings import EVERYBODY, PeerContext, PeerService, is_named
+from covenant.peers.peer_settings import EVERYBODY, PeerContext, PeerService, PeerSettings, is_named
 from covenant.seal.envelope import RELAYED_LIFE_MS_MAX, Header, check
 from covenant.seal.identity import SKEW_MS
 from covenant.wire.peers import RelayedEnvelope
@@ -59,12 +59,6 @@ class StoredEnvelope(NamedTuple):
         return f"{self.number:016d}.{self.until_ms}.{self.sender}.{self.name}.envelope"
 
 
-class RelayLimits(NamedTuple):
-    bytes_max: int
-    bytes_per_peer: int
-    count_per_peer: int
-
-
 class _Usage(NamedTuple):
     envelopes: int
     bytes: int
@@ -73,9 +67,9 @@ class _Usage(NamedTuple):
 class RelayStore:
     """The files, and an index of them in memory."""
 
-    def __init__(self, folder: Path, limits: RelayLimits, now_ms: Callable[[], int]) -> None:
+    def __init__(self, folder: Path, settings: PeerSettings, now_ms: Callable[[], int]) -> None:
         self._folder = folder
-        self._limits = limits
+        self._settings = settings
         self._now_ms = now_ms
         self._kept: dict[InstanceId, OrderedDict[str, StoredEnvelope]] = {}
         self._number = 0
@@ -107,15 +101,16 @@ class RelayStore:
 
     def reserve(self, recipient: InstanceId, sender: InstanceId, name: str, size: int, until_ms: int) -> StoredEnvelope:
         """Reserves room for an envelope, which is to be written. Raises OverLimit."""
+        count_max, bytes_max = self._settings.relay_envelopes_per_peer, self._settings.relay_bytes_per_peer
         for use, what in (
             (self._usage["to", recipient], "for this recipient"),
             (self._usage["by", sender], "from you"),
         ):
-            if use.envelopes >= self._limits.count_per_peer or use.bytes + size > self._limits.bytes_per_peer:
+            if use.envelopes >= count_max or use.bytes + size > bytes_max:
                 raise OverLimit(
                     "relay_full", f"too many messages {what} wait here; try again later", retry_after_ms=RETRY_MS
                 )
-        if self._usage["all", ""].bytes + size > self._limits.bytes_max:
+        if self._usage["all", ""].bytes + size > self._settings.relay_bytes_max:
             raise OverLimit("relay_full", "this relay is full; try again later", retry_after_ms=RETRY_MS)
         self._number += 1
         made = StoredEnvelope(self._number, until_ms, sender, name, size)
@@ -162,33 +157,40 @@ class RelayStore:
         replace_private(folder / name, data)
 
     async def read(self, recipient: InstanceId, most: int) -> Sequence[RelayedEnvelope]:
-        """The first envelopes that wait, in the order in which they came."""
+        """The first envelopes that wait and can be read, in the order in which they came."""
         await self.drop_stale(recipient)
+        tried = set[str]()
         while True:
             chosen: list[StoredEnvelope] = []
             for kept in self._held(recipient).values():
+                if kept.name in tried:
+                    continue
                 if len(chosen) >= most or (chosen and _size(chosen) + kept.bytes > ANSWER_BYTES_MAX):
                     break
                 chosen.append(kept)
             if not chosen:
                 return ()
-            found, missing = await asyncio.to_thread(self._read, self._folder / recipient, chosen)
-            await self.drop(recipient, missing)
-            if found or not missing:
+            tried.update(kept.name for kept in chosen)
+            found, lost = await asyncio.to_thread(self._read, self._folder / recipient, chosen)
+            await self.drop(recipient, lost)
+            if found:
                 return found
 
     def _read(self, folder: Path, chosen: Iterable[StoredEnvelope]) -> tuple[Sequence[RelayedEnvelope], Sequence[str]]:
-        """The envelopes, and the names of those whose files somebody has removed."""
-        found, missing = list[RelayedEnvelope](), list[str]()
+        """The envelopes, and the names of those whose files are gone or damaged. Their senders still have them."""
+        found, lost = list[RelayedEnvelope](), list[str]()
         for kept in chosen:
             try:
-                found.append(
-                    RelayedEnvelope(id=kept.name, envelope=msgspec.Raw((folder / kept.file_name).read_bytes()))
-                )
-            except OSError as error:
+                data = (folder / kept.file_name).read_bytes()
+                msgspec.json.decode(data)  # a damaged envelope would spoil the whole answer
+            except (OSError, ValueError, RecursionError) as error:
                 log.warning("relay.unreadable", extra={"file": kept.file_name, "reason": str(error)})
-                missing += [kept.name] if isinstance(error, FileNotFoundError) else []
-        return found, missing
+                # A file that only cannot be read now stays, and holds back no envelope behind it.
+                if isinstance(error, FileNotFoundError) or not isinstance(error, OSError):
+                    lost.append(kept.name)
+            else:
+                found.append(RelayedEnvelope(id=kept.name, envelope=msgspec.Raw(data)))
+        return found, lost
 
     async def drop(self, recipient: InstanceId, names: Iterable[str]) -> None:
         """Deletes envelopes that the recipient has."""
@@ -238,10 +240,9 @@ class RelayStore:
 class Relay(PeerService):
     def __init__(self, context: PeerContext) -> None:
         super().__init__(context)
-        settings, folder = self._settings, context.relay_folder
-        self._named = frozenset(settings.relay_for)
-        limits = RelayLimits(settings.relay_bytes_max, settings.relay_bytes_per_peer, settings.relay_envelopes_per_peer)
-        self._store = RelayStore(folder, limits, self._now_ms) if folder is not None and self._named else None
+        folder = context.relay_folder
+        self._named = frozenset(self._settings.relay_for)
+        self._store = RelayStore(folder, self._settings, self._now_ms) if folder is not None and self._named else None
         self.on_envelope: Callable[[InstanceId], None] = lambda _: None
         """Called with each recipient that has a new envelope."""
 
