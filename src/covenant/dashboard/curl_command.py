@@ -7,7 +7,7 @@ import uuid
 from typing import Any, Final
 
 import msgspec
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope
 
 from covenant.dashboard.form_page import DIRECTION_MARKS
 from covenant.dashboard.page_endpoint import query_of
@@ -15,6 +15,7 @@ from covenant.dashboard.session_operations import SESSION, run_for
 from covenant.doors.http.endpoint import Endpoint
 from covenant.doors.http.host_names import BaseUrl
 from covenant.doors.http.responses import MAILBOX, reply
+from covenant.doors.http.server.http_exchange import HttpExchange
 from covenant.doors.operator_api.operation import ApiContext, encode
 from covenant.exchange.tasks.builder import IDEMPOTENCY
 from covenant.model import task as tasks
@@ -37,10 +38,10 @@ class CurlEndpoint(Endpoint):
         self._services = api.services
         self._base_url = base_url
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  (of every endpoint)
+    async def _answer(self, scope: Scope, exchange: HttpExchange) -> None:
         request = {"task_id": query_of(scope).get("task_id", "")}
         shown: Any = await run_for(scope[SESSION], "show_a2a_task", self._services, request)
-        await reply(send, 200, encode(CurlCommand(curl_command(shown.task, self._base_url.of(scope)))))
+        reply(exchange, 200, encode(CurlCommand(curl_command(shown.task, self._base_url.of(scope)))))
 
 
 def curl_command(task: Task, url: str) -> str:

@@ -32,7 +32,7 @@ from covenant.dashboard.timeline import TimelineEndpoint
 from covenant.doors.http.endpoint import Endpoint
 from covenant.doors.http.host_names import BaseUrl
 from covenant.doors.http.responses import MAILBOX, reply, reply_not_allowed, reply_refused
-from covenant.doors.http.server.http_exchange import HttpExchange
+from covenant.doors.http.server.http_exchange import HttpExchange, exchange_of
 from covenant.doors.operator_api.operation import ApiContext, encode
 from covenant.exchange.access.principals import Principal
 from covenant.model.errors import Refusal
@@ -104,25 +104,25 @@ class Dashboard:
         return [Route(path, self, name=path) for path in (ROOT, ROOT + "/{rest:path}")]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        assert isinstance(send, HttpExchange), "the daemon's own server serves this door"
-        send.add_headers(security_headers(self._base_url.of(scope)))
+        exchange = exchange_of(send)
+        exchange.add_headers(security_headers(self._base_url.of(scope)))
         path: str = scope["path"]
         if path == ROOT:
-            await redirect(send, HOME)
+            await redirect(exchange, HOME)
             return
         first, _, rest = path.removeprefix(HOME).partition("/")
         if first == "api":
             await self._serve_operation({**scope, "path": f"/{rest}", "path_params": {}}, receive, send)
         elif path == FEED and scope["method"] != "GET":
-            await reply_not_allowed(send, MAILBOX, ("GET",))
+            reply_not_allowed(exchange, MAILBOX, ("GET",))
         elif path == FEED:
             await self.feed(scope, receive, send)
         elif first in self._pages:
             await self._pages[first](scope, receive, send)
         elif scope["method"] in SAFE:
-            await self._serve_file(scope, send, first, rest)
+            await self._serve_file(scope, exchange, first, rest)
         else:
-            await reply_not_allowed(send, MAILBOX, SAFE)
+            reply_not_allowed(exchange, MAILBOX, SAFE)
 
     async def _serve_operation(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -130,23 +130,23 @@ class Dashboard:
             used = all(name != RELOAD for name, _ in scope["headers"])
             scope[SESSION] = self.sessions.find(read_cookie(scope, self._base_url), used=used)
         except Refusal as refusal:
-            await reply_refused(send, MAILBOX, refusal)
+            reply_refused(exchange_of(send), MAILBOX, refusal)
             return
         await self._operations(scope, receive, send)
 
-    async def _serve_file(self, scope: Scope, send: Send, first: str, rest: str) -> None:
+    async def _serve_file(self, scope: Scope, exchange: HttpExchange, first: str, rest: str) -> None:
         files = self._files
         if first in TASK_PAGES and not rest.strip("/"):
             who = session_name(scope, self.sessions, self._base_url)
             link = tag("p", tag("a", "Choose a task", href="/ui/tasks", class_="button"))
-            await reply_page(send, 404, FormPage("Which task?", "This address names no task.", link, who=who))
+            await reply_page(exchange, 404, FormPage("Which task?", "This address names no task.", link, who=who))
             return
         found = files.assets.get(rest) if first == "static" else files.pages.get(first or FIRST_PAGE)
         if found is None:
             who = session_name(scope, self.sessions, self._base_url)
-            await reply_page(send, 404, FormPage("Nothing here", "There is no page at this address.", who=who))
+            await reply_page(exchange, 404, FormPage("Nothing here", "There is no page at this address.", who=who))
         else:
-            await reply_file(scope, send, found)
+            await reply_file(scope, exchange, found)
 
 
 class SessionShown(msgspec.Struct, frozen=True, kw_only=True, tag="ui_session", tag_field="kind"):
@@ -177,7 +177,7 @@ class SessionInfo(Endpoint):
         self._sessions = sessions
         self._node = node
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  (of every endpoint)
+    async def _answer(self, scope: Scope, exchange: HttpExchange) -> None:
         session: UiSession = scope[SESSION]
         shown = SessionShown(
             role=session.role.value,
@@ -192,4 +192,4 @@ class SessionInfo(Endpoint):
             frames=self._api.services.frames is not None and session.role is not Role.TENANT,
             expires_in_ms=self._sessions.expires_in_ms(session),
         )
-        await reply(send, 200, encode(shown))
+        reply(exchange, 200, encode(shown))

@@ -23,13 +23,14 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import msgspec
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope
 
 from covenant.dashboard.same_origin import check_same_origin, read_cookie
 from covenant.dashboard.sessions import Role, Sessions, UiSession, no_session
 from covenant.doors.http.endpoint import Endpoint
 from covenant.doors.http.host_names import BaseUrl
 from covenant.doors.http.responses import MAILBOX
+from covenant.doors.http.server.http_exchange import HttpExchange
 from covenant.doors.metrics import LIVE
 from covenant.doors.operator_api.operation import ApiContext
 from covenant.doors.waits import CallerGoneError, while_connected
@@ -356,32 +357,32 @@ class FeedEndpoint(Endpoint):
         self._written_frames: tuple[tuple[int, int], bytes] = ((-1, -1), b"")
         """The frames last written for readers that see everything, with the positions that they span."""
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, scope: Scope, exchange: HttpExchange) -> None:
         check_same_origin(scope, self._base_url, unsafe=False)
         session = self._sessions.find(read_cookie(scope, self._base_url), used=False)
         with self.collector.following(session):
             try:
-                with while_connected(send, receive) as work:
+                with while_connected(exchange) as work:
 
                     def end() -> None:
                         work.end(no_session())
 
                     session.on_end.add(end)
                     try:
-                        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-                        await self._follow(session, self._last_seen(session, scope), send)
+                        await exchange({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+                        await self._follow(session, self._last_seen(session, scope), exchange)
                     finally:
                         session.on_end.discard(end)
             except Unauthenticated:
                 body = _frame("end", self._place(session, self.collector.ring.position), {"why": "logged_out"})
-                await send({"type": "http.response.body", "body": body, "more_body": False})
+                await exchange({"type": "http.response.body", "body": body, "more_body": False})
             except CallerGoneError:
                 return
 
-    async def _follow(self, session: UiSession, seen: int | None, send: Send) -> None:
+    async def _follow(self, session: UiSession, seen: int | None, exchange: HttpExchange) -> None:
         async def write(body: bytes) -> None:
             self._sessions.check(session)  # a slow reader may take longer than its session lasts
-            await send({"type": "http.response.body", "body": body, "more_body": True})
+            await exchange({"type": "http.response.body", "body": body, "more_body": True})
 
         collector, ring = self.collector, self.collector.ring
         position, counted = ring.position, -1

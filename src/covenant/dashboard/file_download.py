@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import msgspec
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope
 
 from covenant.dashboard.page_endpoint import query_of, redirect
 from covenant.dashboard.session_operations import SESSION
 from covenant.dashboard.sessions import Role, UiSession
 from covenant.doors.http.endpoint import Endpoint
 from covenant.doors.http.responses import MAILBOX
+from covenant.doors.http.server.http_exchange import HttpExchange
 from covenant.doors.operator_api.operation import ApiContext
 from covenant.exchange.file_links import LinkedFile
 from covenant.ledger.contract.blobs import no_blob, space_of
@@ -30,7 +31,7 @@ class FileDownload(Endpoint):
         super().__init__("ui_file", MAILBOX, api.meter)
         self._stored = api.services.files
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  (of every endpoint)
+    async def _answer(self, scope: Scope, exchange: HttpExchange) -> None:
         session: UiSession = scope[SESSION]
         try:
             request = msgspec.convert(query_of(scope), _DownloadRequest)
@@ -44,4 +45,4 @@ class FileDownload(Endpoint):
             raise no_blob(request.sha256)
         size = await stored.size(space, request.sha256, task_id)
         linked = LinkedFile(space, task_id, request.sha256, size, stored.links.expires_ms)
-        await redirect(send, stored.links.make("", linked))
+        await redirect(exchange, stored.links.make("", linked))

@@ -18,7 +18,7 @@ from covenant.dashboard.sessions import Role, UiSession, no_session
 from covenant.doors.http.endpoint import MethodRouter, OperationEndpoint
 from covenant.doors.http.request_body import read_body
 from covenant.doors.http.responses import MAILBOX, reply, reply_refused
-from covenant.doors.http.server.http_exchange import HttpExchange
+from covenant.doors.http.server.http_exchange import HttpExchange, exchange_of
 from covenant.doors.operator_api.operation import (
     AnyApiOperation,
     ApiAnswer,
@@ -106,20 +106,20 @@ def role_forbidden(role: Role, what: str) -> Forbidden:
 class SessionEndpoint(OperationEndpoint[R]):
     """Runs an operation for the session in the scope."""
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, scope: Scope, exchange: HttpExchange) -> None:
         session: UiSession = scope[SESSION]
         if not allowed(session.role, self._operation.kind):  # before anything of the request is read
             raise role_forbidden(session.role, self._operation.kind)
         body = b""
         if self._in_body:
-            found = send.take_whole_body(self._body_bytes_max) if isinstance(send, HttpExchange) else None
-            body = await read_body(scope, receive, self._body_bytes_max) if found is None else found
+            found = exchange.take_whole_body(self._body_bytes_max)
+            body = await read_body(scope, exchange.receive, self._body_bytes_max) if found is None else found
         caller, request = await scoped(session, self._operation, self._request(scope, body), self._services)
         if self._operation.wait is not None and getattr(request, "wait_ms", None):
-            answer = await self._wait(caller, request, scope, receive, send)
+            answer = await self._wait(caller, request, scope, exchange)
         else:
             answer = await self._run(self._services, caller, request)
-        await reply(send, self._operation.status, self._encode(answer))
+        reply(exchange, self._operation.status, self._encode(answer))
 
 
 def operation_router(api: ApiContext, *, body_bytes_max: int, gets: Mapping[str, ASGIApp]) -> Router:
@@ -137,7 +137,7 @@ def _parameters_last(paths: Iterable[tuple[str, dict[str, ASGIApp]]]) -> list[tu
 
 
 async def _not_found(_scope: Scope, _: Receive, send: Send) -> None:
-    await reply_refused(send, MAILBOX, NotFound("unknown_route", "no operation has this path and method"))
+    reply_refused(exchange_of(send), MAILBOX, NotFound("unknown_route", "no operation has this path and method"))
 
 
 async def run_for(session: UiSession, kind: str, services: Services, fields: Mapping[str, Any]) -> ApiAnswer:

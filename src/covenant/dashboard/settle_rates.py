@@ -7,12 +7,13 @@ from collections import deque
 from typing import Final
 
 import msgspec
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope
 
 from covenant.dashboard.session_operations import SESSION, role_forbidden
 from covenant.dashboard.sessions import Role, UiSession
 from covenant.doors.http.endpoint import Endpoint
 from covenant.doors.http.responses import MAILBOX, reply
+from covenant.doors.http.server.http_exchange import HttpExchange
 from covenant.doors.operator_api.operation import ApiContext, Services, encode
 from covenant.exchange import task_search
 from covenant.exchange.access.principals import Principal
@@ -74,8 +75,8 @@ class RatesEndpoint(Endpoint):
         super().__init__("ui_rates", MAILBOX, api.meter)
         self._sampler = sampler
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  (of every endpoint)
+    async def _answer(self, scope: Scope, exchange: HttpExchange) -> None:
         session: UiSession = scope[SESSION]
         if session.role is Role.TENANT:
             raise role_forbidden(session.role, "rates")
-        await reply(send, 200, encode(await self._sampler.rates()))
+        reply(exchange, 200, encode(await self._sampler.rates()))

@@ -13,7 +13,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import msgspec
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope
 
 from covenant.agents.runtime.turn_output import NEXT_ATTEMPT
 from covenant.dashboard.page_endpoint import query_of
@@ -22,6 +22,7 @@ from covenant.dashboard.sessions import Role, UiSession
 from covenant.dashboard.time_scale import Fold, PlacedSpan, Stretch, Tick, TimeScale
 from covenant.doors.http.endpoint import Endpoint
 from covenant.doors.http.responses import MAILBOX, reply
+from covenant.doors.http.server.http_exchange import HttpExchange
 from covenant.doors.operator_api.operation import ApiContext, encode
 from covenant.doors.operator_api.tasks import PushShown, TaskShown, TreeShown
 from covenant.ledger.contract.task_query import FoundTask
@@ -97,7 +98,7 @@ class TimelineEndpoint(Endpoint):
         super().__init__("ui_timeline", MAILBOX, api.meter)
         self._services = api.services
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  (of every endpoint)
+    async def _answer(self, scope: Scope, exchange: HttpExchange) -> None:
         session: UiSession = scope[SESSION]
 
         async def run(kind: str, **fields: Any) -> Any:
@@ -121,7 +122,7 @@ class TimelineEndpoint(Endpoint):
             audit = await run("recent_audit", type=REPAIRED, since_ms=shown.created_at_ms, limit=REPAIRS_MAX)
             rows = {row["kind"]["lease_id"]: row for row in map(msgspec.json.decode, audit.events)}
         repairs = tuple([_ended_attempt(lease, rows.get(lease.lease_id)) for lease in ended])
-        await reply(send, 200, encode(msgspec.structs.replace(drawn, repairs=repairs)))
+        reply(exchange, 200, encode(msgspec.structs.replace(drawn, repairs=repairs)))
 
 
 def draw(shown: TaskShown, bars: Sequence[Bar], now_ms: int, *, more: bool = False) -> Timeline:

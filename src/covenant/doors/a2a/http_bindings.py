@@ -16,7 +16,7 @@ from time import perf_counter
 from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Scope, Send
 
 from covenant.doors.a2a.admission import TRANSPORT, Admission, AdmittedCaller, CallerScope, Headers, headers_of
 from covenant.doors.a2a.operations import (
@@ -217,37 +217,33 @@ class _Binding:
         self,
         operation: A2AOperation,
         call: A2ACall,
-        receive: Receive,
-        send: Send,
+        exchange: HttpExchange,
         *,
         wrapper: tuple[bytes, bytes] = (b"", b""),
         content_type: Header = JSON,
     ) -> None:
         """Answers or streams. `wrapper`: the bytes before and after each answer or event."""
-        if call.ask.extensions and (active := self._admission.activated(call)) and isinstance(send, HttpExchange):
-            send.add_headers(((b"a2a-extensions", active.encode("latin-1")),))
+        if call.ask.extensions and (active := self._admission.activated(call)):
+            exchange.add_headers(((b"a2a-extensions", active.encode("latin-1")),))
         if operation.open_stream is None:
             assert operation.run is not None
             if operation.may_block:
-                with CallerScope(self._admission.tenants.tenancy, call.ask.caller, send, receive):
+                with CallerScope(self._admission.tenants.tenancy, call.ask.caller, exchange):
                     result = await operation.run(self._services, call)
             else:
                 result = await operation.run(self._services, call)
             answer = operation.encode(self._services, call, result)
-            if isinstance(send, HttpExchange):  # our own server answers without a coroutine
-                send.answer(200, (content_type, NO_STORE), answer.join(wrapper))
-            else:
-                await reply(send, 200, answer.join(wrapper), content_type=content_type)
+            exchange.answer(200, (content_type, NO_STORE), answer.join(wrapper))
             return
         tenants = self._admission.tenants
         with tenants.limiter.streaming(call.ask.caller):
             stream = await operation.open_stream(self._services, call)
             write = partial(_write_frames, stream, call, SseFormat(*wrapper, named=call.dialect.named_events))
-            await serve_stream(stream, call.ask.caller, write, tenancy=tenants.tenancy, receive=receive, send=send)
+            await serve_stream(stream, call.ask.caller, write, tenants.tenancy, exchange)
 
 
 class RestBinding(_Binding):
-    async def answer(self, agent_id: str, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(self, agent_id: str, path: str, scope: Scope, exchange: HttpExchange) -> None:
         headers, started_s = headers_of(scope), perf_counter()
         served = REST_V03 if path.startswith(REST_V03.prefix) else REST_V1
         plain_json = served is REST_V03 or (headers.get(b"content-type") or "").startswith("application/json")
@@ -262,11 +258,11 @@ class RestBinding(_Binding):
                 raise NotFound("unknown_method", "there is no operation at this path; /docs lists all operations")
             found = by_method.get(scope["method"])
             if found is None:
-                await _not_allowed(send, error_type, tuple(by_method), served.dialect)
+                _not_allowed(exchange, error_type, tuple(by_method), served.dialect)
                 return
             name = found.operation.name
             with self._admission.tenants.limiter.connected(admitted.caller):
-                body = await self._body(admitted, receive, send)
+                body = await self._body(admitted, exchange)
                 rest = RestCall(task_id, config_id, scope["query_string"], body)
                 pushes_off = found.operation.pushes and self._services.pushes is None
                 call = self._admission.call(
@@ -276,19 +272,19 @@ class RestBinding(_Binding):
                     skip_params if pushes_off else found.decode,
                     rest,
                 )
-                await self._run(found.operation, call, receive, send, content_type=content_type)
+                await self._run(found.operation, call, exchange, content_type=content_type)
         except CallerGoneError:
             return
         except Exception as error:  # noqa: BLE001  (an internal error tells the client nothing)
-            await self._refuse(send, content_refusal(error, headers), error_type, name, served.dialect)
+            self._refuse(exchange, content_refusal(error, headers), error_type, name, served.dialect)
         finally:
             self._admission.meter.timer(TRANSPORT, name).observe(perf_counter() - started_s)
 
-    async def _body(self, admitted: AdmittedCaller, receive: Receive, send: Send) -> bytes:
+    async def _body(self, admitted: AdmittedCaller, exchange: HttpExchange) -> bytes:
         """The body. A request that needs none may have none, or `null`, as the official client in Go sends it."""
         if admitted.scope["method"] != "POST":
             return b"{}"
-        body = await self._admission.read_body(admitted, receive, send, self._body_bytes_max)
+        body = await self._admission.read_body(admitted, exchange, self._body_bytes_max)
         if not body.isascii():
             try:
                 # The decoder does not check strings that it skips.
@@ -297,31 +293,33 @@ class RestBinding(_Binding):
                 raise Invalid("invalid_json", f"the request is not UTF-8: {wrong.reason}") from None
         return body if body.strip() not in EMPTY_BODIES else b"{}"
 
-    async def _refuse(self, send: Send, error: Exception, content_type: Header, name: str, dialect: Dialect) -> None:
+    def _refuse(
+        self, exchange: HttpExchange, error: Exception, content_type: Header, name: str, dialect: Dialect
+    ) -> None:
         if not isinstance(error, Refusal):
             log.error("a2a.failed", extra={"operation": name}, exc_info=error)
         self._admission.meter.refused(TRANSPORT, error.code if isinstance(error, Refusal) else "internal")
         status, body = rest_error(error, dialect.version)
         headers = refusal_headers(error) if isinstance(error, Refusal) else ()
-        await reply(send, status, body, headers, content_type=content_type)
+        reply(exchange, status, body, headers, content_type=content_type)
 
 
-async def _not_allowed(send: Send, content_type: Header, methods: tuple[str, ...], dialect: Dialect) -> None:
+def _not_allowed(exchange: HttpExchange, content_type: Header, methods: tuple[str, ...], dialect: Dialect) -> None:
     allowed = ", ".join(methods)
     status, body = rest_error(Invalid("method_not_allowed", f"this path takes {allowed}"), dialect.version)
-    await reply(send, status, body, [(b"allow", allowed.encode())], content_type=content_type)
+    reply(exchange, status, body, [(b"allow", allowed.encode())], content_type=content_type)
 
 
 class JsonRpcBinding(_Binding):
-    async def answer(self, agent_id: str, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(self, agent_id: str, scope: Scope, exchange: HttpExchange) -> None:
         admission, headers, call_id = self._admission, headers_of(scope), jsonrpc.NULL
         meter = admission.meter
         try:
             admitted = await admission.enter(scope, headers, agent_id)
             with admission.tenants.limiter.connected(admitted.caller):
-                body = send.take_whole_body(self._body_bytes_max) if isinstance(send, HttpExchange) else None
+                body = exchange.take_whole_body(self._body_bytes_max)
                 if body is None:
-                    body = await admission.read_body(admitted, receive, send, self._body_bytes_max)
+                    body = await admission.read_body(admitted, exchange, self._body_bytes_max)
                 call = jsonrpc.decode_call(body)
                 call_id = call.id
                 method = METHODS.get(call.method)
@@ -333,43 +331,43 @@ class JsonRpcBinding(_Binding):
                 started_s = perf_counter()
                 try:
                     request = admission.call(admitted, operation, dialect, decode, call.params)
-                    await self._run(operation, request, receive, send, wrapper=jsonrpc.result_frame(call.id))
+                    await self._run(operation, request, exchange, wrapper=jsonrpc.result_frame(call.id))
                 except (OverLimit, Unauthenticated, CallerGoneError):
                     # Answered below, with its HTTP status.
                     raise
                 except Refusal as refusal:
                     meter.refused(TRANSPORT, refusal.code)
-                    await _refuse_call(send, call_id, refusal, method)
+                    _refuse_call(exchange, call_id, refusal, method)
                 except Exception as error:  # the client is told nothing of the cause; the log has it
                     log.exception("a2a.failed", extra={"operation": operation.name})
                     meter.refused(TRANSPORT, "internal")
-                    await _refuse_call(send, call_id, error, method)
+                    _refuse_call(exchange, call_id, error, method)
                 finally:
                     self._timers[operation.name].observe(perf_counter() - started_s)
         except jsonrpc.UnreadableCall as unreadable:
             problem = content_refusal(unreadable, headers)
             meter.refused(TRANSPORT, problem.code)
-            await reply(send, 200, jsonrpc.encode_refusal(unreadable.id, problem, Version.V1))
+            reply(exchange, 200, jsonrpc.encode_refusal(unreadable.id, problem, Version.V1))
         except Refusal as refusal:
             meter.refused(TRANSPORT, refusal.code)
-            await reply_with_status(send, refusal, call_id)
+            reply_with_status(exchange, refusal, call_id)
         except CallerGoneError:
             return
 
 
-async def _refuse_call(send: Send, call_id: bytes, error: Exception, method: RpcMethod) -> None:
+def _refuse_call(exchange: HttpExchange, call_id: bytes, error: Exception, method: RpcMethod) -> None:
     """Refuses a call. Clients of 0.3 read the answer to a stream as a stream, so there it is one event."""
     body = jsonrpc.encode_refusal(call_id, error, method.dialect.version)
     if method.dialect is V03 and method.operation.open_stream is not None:
-        await reply(send, 200, b"event: message\ndata: %b\n\n" % body, content_type=EVENT_STREAM)
+        reply(exchange, 200, b"event: message\ndata: %b\n\n" % body, content_type=EVENT_STREAM)
     else:
-        await reply(send, 200, body)
+        reply(exchange, 200, body)
 
 
-async def reply_with_status(send: Send, refusal: Refusal, call_id: bytes = jsonrpc.NULL) -> None:
+def reply_with_status(exchange: HttpExchange, refusal: Refusal, call_id: bytes = jsonrpc.NULL) -> None:
     """Refuses with an HTTP status; the body is JSON-RPC's error object."""
     body = jsonrpc.encode_refusal(call_id, refusal, Version.V1)
-    await reply(send, refusal.status, body, refusal_headers(refusal))
+    reply(exchange, refusal.status, body, refusal_headers(refusal))
 
 
 def content_refusal(error: E, headers: Headers) -> E | Refusal:
@@ -382,6 +380,10 @@ def content_refusal(error: E, headers: Headers) -> E | Refusal:
     return Invalid("content_type_not_supported", f"{error.message}; its Content-Type is {content_type[:100]!r}")
 
 
+async def _refuse_method(exchange: HttpExchange) -> None:
+    reply_not_allowed(exchange, PROBLEM, ("GET", "HEAD", "POST"))
+
+
 class A2ADoor:
     """`cards` serves the cards of agents, which are documents and not operations."""
 
@@ -390,18 +392,18 @@ class A2ADoor:
         self._rest = RestBinding(admission, services, body_bytes_max=body_bytes_max)
         self._cards = cards
 
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+    def serve(self, scope: Scope, exchange: HttpExchange) -> Awaitable[None]:
         agent_id, _, subpath = scope["path"][len(PREFIX) :].partition("/")
         subpath = subpath.rstrip("/")
         if not subpath:
             if scope["method"] == "POST":
-                return self._rpc.answer(agent_id, scope, receive, send)
+                return self._rpc.answer(agent_id, scope, exchange)
             if scope["method"] in ("GET", "HEAD"):
-                return self._cards(scope, receive, send)
-            return reply_not_allowed(send, PROBLEM, ("GET", "HEAD", "POST"))
+                return self._cards(scope, exchange.receive, exchange)
+            return _refuse_method(exchange)
         if subpath in CARDS:
-            return self._cards(scope, receive, send)
-        return self._rest.answer(agent_id, subpath, scope, receive, send)
+            return self._cards(scope, exchange.receive, exchange)
+        return self._rest.answer(agent_id, subpath, scope, exchange)
 
     def refusal_form(self, path: str, refusal: Refusal) -> tuple[tuple[Header, ...], bytes]:
         """The headers and body of a refusal before there is a call to answer."""

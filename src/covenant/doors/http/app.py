@@ -21,7 +21,7 @@ from covenant.doors.http.host_names import LOOPBACK, AllowedHosts, AllowedOrigin
 from covenant.doors.http.openapi import DescribedRoute, Page, Reference, document
 from covenant.doors.http.responses import MAILBOX, refusal_form, reply_refused, style_of
 from covenant.doors.http.server.bounds import DEFAULTS
-from covenant.doors.http.server.http_exchange import HEADERS_BY_NAME, Door, Header, HttpExchange
+from covenant.doors.http.server.http_exchange import HEADERS_BY_NAME, Door, Header, HttpExchange, exchange_of
 from covenant.doors.operator_api.operation import AnyApiOperation, ApiContext
 from covenant.doors.operator_api.operation_table import OPERATIONS
 from covenant.model.errors import Forbidden, NotFound, Refusal
@@ -60,7 +60,7 @@ _TRACE_NAMES: Final = {TRACEPARENT.encode(): TRACEPARENT, TRACESTATE.encode(): T
 class PrefixDoor(Protocol):
     """Answers for everything below a prefix."""
 
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]: ...
+    def serve(self, scope: Scope, exchange: HttpExchange) -> Awaitable[None]: ...
 
     def refusal_form(self, path: str, refusal: Refusal) -> tuple[tuple[Header, ...], bytes]:
         """The headers and body of a refusal in this door's form."""
@@ -80,8 +80,8 @@ class HttpDoor:
         self.router = router
         self._hot = hot
         self._prefix_doors = tuple(prefix_doors)
-        # Bound once: calling an object through its `__call__` is slower.
-        self._prefix_calls = tuple((prefix, door.__call__) for prefix, door in prefix_doors)
+        # Bound once, for every request.
+        self._prefix_calls = tuple((prefix, door.serve) for prefix, door in prefix_doors)
         self._hosts = hosts
         self._host_decisions = hosts.decisions
         self._origins = origins
@@ -91,12 +91,7 @@ class HttpDoor:
         """Returns the awaitable of the answer: a coroutine around it would cost time at each suspension."""
         scope = exchange.scope
         if not self._host_decisions.get(scope[HEADERS_BY_NAME].get(b"host")) and not self._hosts.allows(scope):
-            refusal = Forbidden(
-                "host_not_allowed",
-                "the Host header names a host that this daemon does not serve; "
-                "the operator adds it to http.allowed_hosts",
-            )
-            return reply_refused(exchange, MAILBOX, refusal)
+            return _refuse_host(exchange)
         if self._any_origins and (origin := self._origins.of(scope)) is not None:
             exchange.add_headers(cors_headers(origin))
             if scope["method"] == "OPTIONS":
@@ -104,7 +99,7 @@ class HttpDoor:
         path: str = scope["path"]
         for prefix, serve in self._prefix_calls:
             if path.startswith(prefix):
-                return serve(scope, exchange.receive, exchange)
+                return serve(scope, exchange)
         hot = self._hot.get((scope["method"], path))
         return (hot or self.router)(scope, exchange.receive, exchange)
 
@@ -114,6 +109,14 @@ class HttpDoor:
             if path.startswith(prefix):
                 return door.refusal_form(path, refusal)
         return refusal_form(style_of(path), refusal)
+
+
+async def _refuse_host(exchange: HttpExchange) -> None:
+    refusal = Forbidden(
+        "host_not_allowed",
+        "the Host header names a host that this daemon does not serve; the operator adds it to http.allowed_hosts",
+    )
+    reply_refused(exchange, MAILBOX, refusal)
 
 
 def build_http(
@@ -192,7 +195,7 @@ def _page_routes(health: Health, version: str, described: Sequence[DescribedRout
 
 async def _not_found(scope: Scope, _: Receive, send: Send) -> None:
     unknown = NotFound("unknown_route", "there is no route at this path; GET / says where to begin")
-    await reply_refused(send, style_of(scope["path"]), unknown)
+    reply_refused(exchange_of(send), style_of(scope["path"]), unknown)
 
 
 class TracedDoor:
