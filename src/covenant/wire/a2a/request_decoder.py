@@ -2,7 +2,7 @@
 
 A2A 1.0 is read by the rules of ProtoJSON. In 0.3, null is absent and unknown fields are ignored. An invalid value
 raises `InvalidParams` that names the field. The REST binding's reads have their params in a query string, under the
-names that bodies use; `task_id` is the id in the URL, which wins over the one in the params.
+names that bodies use; `task_id` and `config_id` are the ids in the URL, which win over those in the params.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -211,6 +211,13 @@ class _SetPushProtoV03(_ConfigProtoV03, frozen=True):
 class RequestDecoder(ABC):
     """The decoding that both dialects share."""
 
+    push_fields: ClassVar[tuple[str, str]]
+    """The fields that name a push configuration: its task, and its own id."""
+    one_push: ClassVar[bool]
+    """Whether a client may leave out the configuration's id, as most tasks have only one."""
+    _push_of: Callable[[Params], Any]
+    """Reads the params that name push configurations, as a struct with `push_fields`."""
+
     def __init__(
         self,
         send: type[_SendV1 | _SendV03 | _SendProtoV03],
@@ -271,9 +278,6 @@ class RequestDecoder(ABC):
         length = int_value(fields.history_length, "historyLength")
         return a2a_requests.GetTask(task_id=task_id or required(fields.id, "id"), history_length=length)
 
-    def query_get_task(self, task_id: str, query: bytes) -> a2a_requests.GetTask:
-        return self.decode_get_task(query_params(query), task_id)
-
     def decode_cancel(self, params: Params, task_id: str | None = None) -> a2a_requests.CancelTask:
         fields: _Task | _NamedProtoV03 = self._task(params)
         return a2a_requests.CancelTask(task_id=task_id or required(fields.id, "id"), metadata=fields.metadata)
@@ -306,14 +310,34 @@ class RequestDecoder(ABC):
     @abstractmethod
     def decode_create_push(self, params: Params, task_id: str | None = None) -> a2a_requests.CreatePush: ...
 
-    @abstractmethod
-    def decode_get_push(self, params: Params) -> a2a_requests.GetPush: ...
+    def decode_get_push(
+        self, params: Params, task_id: str | None = None, config_id: str | None = None
+    ) -> a2a_requests.GetPush:
+        named = self._push_ids(params, task_id, config_id, config_required=not self.one_push)
+        return a2a_requests.GetPush(task_id=named[0], id=named[1] or None)
 
     @abstractmethod
     def decode_list_push(self, params: Params, task_id: str | None = None) -> a2a_requests.ListPush: ...
 
-    @abstractmethod
-    def decode_delete_push(self, params: Params) -> a2a_requests.DeletePush: ...
+    def decode_delete_push(
+        self, params: Params, task_id: str | None = None, config_id: str | None = None
+    ) -> a2a_requests.DeletePush:
+        named = self._push_ids(params, task_id, config_id, config_required=True)
+        return a2a_requests.DeletePush(task_id=named[0], id=named[1])
+
+    def _push_ids(
+        self, params: Params, task_id: str | None, config_id: str | None, *, config_required: bool
+    ) -> tuple[str, str]:
+        fields = self._push_of(params)
+        task_field, config_field = self.push_fields
+        task_id = task_id or required(getattr(fields, task_field), _json_name(task_field))
+        config_id = config_id or getattr(fields, config_field)
+        return task_id, required(config_id, _json_name(config_field)) if config_required else config_id or ""
+
+
+def _json_name(field: str) -> str:
+    first, *others = field.split("_")
+    return first + "".join(map(str.title, others))
 
 
 def _updated_after(fields: _ListV1 | _ListV03) -> int | None:
@@ -338,6 +362,9 @@ def _push_config(
 
 
 class RequestDecoderV1(RequestDecoder):
+    push_fields = "task_id", "id"
+    one_push = False
+
     def __init__(self) -> None:
         super().__init__(_SendV1, _ListV1, roles=parts_v1.ROLES, states=STATES_V1, snake=True)
         self._push = ParamsReader(_PushV1).read
@@ -363,10 +390,6 @@ class RequestDecoderV1(RequestDecoder):
             task_id=task_id or required(fields.task_id, "taskId"), config=self._config(fields, "")
         )
 
-    def decode_get_push(self, params: Params) -> a2a_requests.GetPush:
-        fields: _PushOfV1 = self._push_of(params)
-        return a2a_requests.GetPush(task_id=required(fields.task_id, "taskId"), id=required(fields.id, "id"))
-
     def decode_list_push(self, params: Params, task_id: str | None = None) -> a2a_requests.ListPush:
         fields: _PushOfV1 = self._push_of(params)
         # A client without a preference sends zero: unlike in a listing of tasks, this field has no presence.
@@ -376,21 +399,12 @@ class RequestDecoderV1(RequestDecoder):
             page_token=fields.page_token or "",
         )
 
-    def decode_delete_push(self, params: Params) -> a2a_requests.DeletePush:
-        fields: _PushOfV1 = self._push_of(params)
-        return a2a_requests.DeletePush(task_id=required(fields.task_id, "taskId"), id=required(fields.id, "id"))
-
-    def query_list_tasks(self, query: bytes) -> a2a_requests.ListTasks:
-        return self.decode_list_tasks(query_params(query))
-
-    def query_list_push(self, task_id: str, query: bytes) -> a2a_requests.ListPush:
-        return self.decode_list_push(query_params(query), task_id)
-
 
 class _RequestDecoder03(RequestDecoder):
     """The decoding that all bindings of 0.3 share."""
 
-    _push_of: Callable[[Params], _PushOfV03 | _NamedProtoV03]
+    push_fields = "id", "push_notification_config_id"
+    one_push = True
 
     def _configured(
         self, fields: _ConfigurationV03 | _ConfigurationProtoV03
@@ -419,18 +433,9 @@ class _RequestDecoder03(RequestDecoder):
     def _created_push(self, params: Params) -> tuple[str | None, _PushV03 | None]:
         """The task's id and the configuration."""
 
-    def decode_get_push(self, params: Params) -> a2a_requests.GetPush:
-        fields = self._push_of(params)
-        return a2a_requests.GetPush(task_id=required(fields.id, "id"), id=fields.push_notification_config_id or None)
-
     def decode_list_push(self, params: Params, task_id: str | None = None) -> a2a_requests.ListPush:
         fields = self._push_of(params)
         return a2a_requests.ListPush(task_id=task_id or required(fields.id, "id"), page_size=PAGE_SIZE_MAX)
-
-    def decode_delete_push(self, params: Params) -> a2a_requests.DeletePush:
-        fields = self._push_of(params)
-        config_id = required(fields.push_notification_config_id, "pushNotificationConfigId")
-        return a2a_requests.DeletePush(task_id=required(fields.id, "id"), id=config_id)
 
 
 class RequestDecoderV03(_RequestDecoder03):
