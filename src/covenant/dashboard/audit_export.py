@@ -7,7 +7,6 @@ from typing import Final
 import msgspec
 from starlette.types import Scope
 
-from covenant.dashboard.page_endpoint import query_of
 from covenant.dashboard.session_operations import SESSION, role_forbidden
 from covenant.dashboard.sessions import Role, Sessions, UiSession
 from covenant.doors.http.endpoint import Endpoint
@@ -17,8 +16,8 @@ from covenant.doors.operator_api.operation import ApiContext
 from covenant.doors.waits import while_connected
 from covenant.exchange.audit_search import LIMIT_MAX, AuditFilter, find_audit
 from covenant.ledger.contract.identities import LAST
-from covenant.model.errors import Invalid, OverLimit
-from covenant.wire.json_input import shorten
+from covenant.model.errors import OverLimit
+from covenant.wire.json_input import decode_query
 
 ROWS_MAX: Final = 1_000_000
 AT_ONCE_MAX: Final = 2
@@ -44,10 +43,7 @@ class AuditExport(Endpoint):
         session: UiSession = scope[SESSION]
         if session.role is Role.TENANT:
             raise role_forbidden(session.role, "audit export")
-        try:
-            filters = msgspec.convert(query_of(scope), AuditFilter, strict=False)
-        except msgspec.ValidationError as wrong:
-            raise Invalid("invalid_request", shorten(str(wrong))) from None
+        filters = decode_query(AuditFilter, scope["query_string"])
         if self._running >= AT_ONCE_MAX:
             raise OverLimit("too_many_exports", "too many exports run already; try later", retry_after_ms=5_000)
         self._running += 1

@@ -136,17 +136,17 @@ class Dashboard:
 
     async def _serve_file(self, scope: Scope, exchange: HttpExchange, first: str, rest: str) -> None:
         files = self._files
-        if first in TASK_PAGES and not rest.strip("/"):
-            who = session_name(scope, self.sessions, self._base_url)
-            link = tag("p", tag("a", "Choose a task", href="/ui/tasks", class_="button"))
-            await reply_page(exchange, 404, FormPage("Which task?", "This address names no task.", link, who=who))
-            return
         found = files.assets.get(rest) if first == "static" else files.pages.get(first or FIRST_PAGE)
-        if found is None:
-            who = session_name(scope, self.sessions, self._base_url)
-            await reply_page(exchange, 404, FormPage("Nothing here", "There is no page at this address.", who=who))
-        else:
+        names_no_task = first in TASK_PAGES and not rest.strip("/")
+        if found is not None and not names_no_task:
             await reply_file(scope, exchange, found)
+            return
+        page = FormPage("Nothing here", "There is no page at this address.")
+        if names_no_task:
+            link = tag("p", tag("a", "Choose a task", href="/ui/tasks", class_="button"))
+            page = FormPage("Which task?", "This address names no task.", link)
+        who = session_name(scope, self.sessions, self._base_url)
+        await reply_page(exchange, 404, page._replace(who=who))
 
 
 class SessionShown(msgspec.Struct, frozen=True, kw_only=True, tag="ui_session", tag_field="kind"):

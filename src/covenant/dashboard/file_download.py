@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from starlette.types import Scope
 
-from covenant.dashboard.page_endpoint import query_of, redirect
+from covenant.dashboard.page_endpoint import redirect
 from covenant.dashboard.session_operations import SESSION
 from covenant.dashboard.sessions import Role, UiSession
 from covenant.doors.http.endpoint import Endpoint
@@ -14,9 +14,8 @@ from covenant.doors.http.server.http_exchange import HttpExchange
 from covenant.doors.operator_api.operation import ApiContext
 from covenant.exchange.file_links import LinkedFile
 from covenant.ledger.contract.blobs import no_blob, space_of
-from covenant.model.errors import Invalid
 from covenant.model.ids import parse_task_id
-from covenant.wire.json_input import shorten
+from covenant.wire.json_input import decode_query
 
 
 class _DownloadRequest(msgspec.Struct, frozen=True, gc=False):
@@ -33,10 +32,7 @@ class FileDownload(Endpoint):
 
     async def _answer(self, scope: Scope, exchange: HttpExchange) -> None:
         session: UiSession = scope[SESSION]
-        try:
-            request = msgspec.convert(query_of(scope), _DownloadRequest)
-        except msgspec.ValidationError as wrong:
-            raise Invalid("invalid_request", shorten(str(wrong))) from None
+        request = decode_query(_DownloadRequest, scope["query_string"])
         task_id, stored = parse_task_id(request.task_id), self._stored
         if stored is None:
             raise no_blob(request.sha256)

@@ -84,6 +84,12 @@ class FilesShown(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The value for `after`, if there may be more."""
 
 
+class StoredFileList(ApiAnswer, FilesShown, frozen=True, kw_only=True, tag="file_list"):
+    """`upload_url`: where this machine uploads a file, by HTTP and with the caller's token."""
+
+    upload_url: str
+
+
 class FilesQuery(msgspec.Struct, frozen=True, gc=False):
     after: str = ""
     limit: Annotated[int, msgspec.Meta(ge=1, le=PAGE_MAX)] = LIMIT
@@ -310,19 +316,6 @@ class ListStoredFilesRequest(Request, frozen=True, kw_only=True):
     sha256: str = ""
     after: str = ""
     limit: int | None = None
-
-
-class StoredFileList(ApiAnswer, frozen=True, kw_only=True, tag="file_list"):
-    """`count` and `bytes` are those of all files; `next` is the `after` of the next page, if there may be one.
-
-    `upload_url`: where this machine uploads a file, by HTTP and with the caller's token.
-    """
-
-    files: tuple[FileShown, ...]
-    count: int
-    bytes: int
-    next: str | None
-    upload_url: str
 
 
 async def list_stored_files(services: Services, caller: Principal, request: ListStoredFilesRequest) -> StoredFileList:

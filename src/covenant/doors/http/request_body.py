@@ -31,24 +31,14 @@ async def read_body(scope: Scope, receive: Receive, bytes_max: int) -> bytes:
     if announced is not None and announced > bytes_max:
         await _discard(receive, announced)
         raise _too_large(bytes_max)
-    message = await receive()
-    if message["type"] == "http.request" and not message.get("more_body", False):
-        # Most bodies arrive in one piece.
-        body: bytes = message.get("body", b"")
-        if len(body) > bytes_max:
-            raise _too_large(bytes_max)
-        return body
-    return await _read_on(message, receive, bytes_max)
-
-
-async def _read_on(message: Message, receive: Receive, bytes_max: int) -> bytes:
     chunks: list[bytes] = []
-    size = 0
-    while True:
+    size, more = 0, True
+    while more:
+        message = await receive()
         if message["type"] == "http.disconnect":
             raise CallerGoneError
         chunk: bytes = message.get("body", b"")
-        more: bool = message.get("more_body", False)
+        more = message.get("more_body", False)
         size += len(chunk)
         if size > bytes_max:
             chunks.clear()
@@ -56,9 +46,7 @@ async def _read_on(message: Message, receive: Receive, bytes_max: int) -> bytes:
                 await _discard(receive, DISCARD_BYTES_MAX)
             raise _too_large(bytes_max)
         chunks.append(chunk)
-        if not more:
-            return b"".join(chunks)
-        message = await receive()
+    return b"".join(chunks)
 
 
 async def _discard(receive: Receive, expected: int) -> None:
