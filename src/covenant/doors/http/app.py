@@ -15,14 +15,14 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from covenant.doors.http.endpoint import MethodRouter, OperationEndpoint
+from covenant.doors.http.endpoint import OperationEndpoint, routes_of_calls
 from covenant.doors.http.health import Health
 from covenant.doors.http.host_names import LOOPBACK, AllowedHosts, AllowedOrigins, cors_headers, reply_preflight
 from covenant.doors.http.openapi import DescribedRoute, Page, Reference, document
 from covenant.doors.http.responses import MAILBOX, refusal_form, reply_refused, style_of
 from covenant.doors.http.server.bounds import DEFAULTS
 from covenant.doors.http.server.http_exchange import HEADERS_BY_NAME, Door, Header, HttpExchange, exchange_of
-from covenant.doors.operator_api.operation import AnyApiOperation, ApiContext
+from covenant.doors.operator_api.operation import ApiContext
 from covenant.doors.operator_api.operation_table import OPERATIONS
 from covenant.model.errors import Forbidden, NotFound, Refusal
 from covenant.model.task import Hop
@@ -139,23 +139,13 @@ def build_http(
         operation.kind: OperationEndpoint(operation, api, body_bytes_max=body_bytes_max) for operation in OPERATIONS
     }
     health = Health(api, metrics_token=metrics_token, notices=notices)
-    routes = [*_operation_routes(calls), *_page_routes(health, api.version, described, dashboard), *more_routes]
+    served = routes_of_calls((operation.method, operation.path, calls[operation.kind]) for operation in OPERATIONS)
+    routes = [*served, *_page_routes(health, api.version, described, dashboard), *more_routes]
     router = Router(routes, redirect_slashes=False, default=_not_found)
     hot: dict[tuple[str, str], ASGIApp] = {
         (operation.method, operation.path): calls[operation.kind] for operation in OPERATIONS if operation.kind in HOT
     }
     return HttpDoor(router, hot, AllowedHosts(allowed_hosts), AllowedOrigins(origins), prefix_doors)
-
-
-def _operation_routes(calls: Mapping[str, ASGIApp]) -> list[BaseRoute]:
-    paths: dict[str, dict[str, ASGIApp]] = {}
-    for operation in sorted(OPERATIONS, key=_hot_first):
-        paths.setdefault(operation.path, {})[operation.method] = calls[operation.kind]
-    return [Route(path, MethodRouter(by_method), name=path) for path, by_method in paths.items()]
-
-
-def _hot_first(operation: AnyApiOperation) -> bool:
-    return operation.kind not in HOT
 
 
 def _page_routes(health: Health, version: str, described: Sequence[DescribedRoute], dashboard: str) -> list[BaseRoute]:
@@ -186,11 +176,8 @@ def _page_routes(health: Health, version: str, described: Sequence[DescribedRout
         "/openapi.json": openapi,
         "/docs": docs,
     }
-    routes: list[BaseRoute] = []
-    for page in PAGES:
-        call = Route(page.path, endpoints[page.path]).app
-        routes.append(Route(page.path, MethodRouter({"GET": call, "HEAD": call}), name=page.path))
-    return routes
+    apps = {path: Route(path, endpoint).app for path, endpoint in endpoints.items()}
+    return routes_of_calls((method, page.path, apps[page.path]) for page in PAGES for method in ("GET", "HEAD"))
 
 
 async def _not_found(scope: Scope, _: Receive, send: Send) -> None:

@@ -293,10 +293,16 @@ def described_routes(
     described: Iterable[DescribedRoute], calls: Mapping[str, ASGIApp], style: Style | None = None
 ) -> list[BaseRoute]:
     """The routes of these descriptions, each with the callable that answers it, by name."""
+    return routes_of_calls(((each.method, each.path, calls[each.name]) for each in described), style)
+
+
+def routes_of_calls(calls: Iterable[tuple[str, str, ASGIApp]], style: Style | None = None) -> list[BaseRoute]:
+    """The routes of these callables, each with its method and path. Paths with parameters come last."""
     paths: dict[str, dict[str, ASGIApp]] = {}
-    for each in described:
-        paths.setdefault(each.path, {})[each.method] = calls[each.name]
-    return [Route(path, MethodRouter(by_method, style), name=path) for path, by_method in paths.items()]
+    for method, path, call in calls:
+        paths.setdefault(path, {})[method] = call
+    ordered = sorted(paths.items(), key=lambda each: "{" in each[0])
+    return [Route(path, MethodRouter(by_method, style), name=path) for path, by_method in ordered]
 
 
 def tenant_routes(
