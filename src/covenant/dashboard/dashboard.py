@@ -32,7 +32,7 @@ from covenant.dashboard.task_acts import AnswerAct, BulkAct, CancelAct, PushAct,
 from covenant.dashboard.timeline import timeline_page
 from covenant.doors.http.host_names import BaseUrl
 from covenant.doors.http.responses import MAILBOX, reply_not_allowed, reply_refused
-from covenant.doors.http.server.http_exchange import HttpExchange, exchange_of
+from covenant.doors.http.server.http_exchange import HEADERS_BY_NAME, HttpExchange, exchange_of
 from covenant.doors.operator_api.operation import ApiContext
 from covenant.exchange.access.principals import Principal
 from covenant.model.errors import Refusal
@@ -129,7 +129,7 @@ class Dashboard:
     async def _serve_operation(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             check_same_origin(scope, self._base_url, unsafe=scope["method"] not in SAFE)
-            used = all(name != RELOAD for name, _ in scope["headers"])
+            used = RELOAD not in scope[HEADERS_BY_NAME]
             scope[SESSION] = self.sessions.find(read_cookie(scope, self._base_url), used=used)
         except Refusal as refusal:
             reply_refused(exchange_of(send), MAILBOX, refusal)

@@ -30,7 +30,7 @@ from covenant.dashboard.sessions import Role, Sessions, UiSession, no_session
 from covenant.doors.http.endpoint import Endpoint
 from covenant.doors.http.host_names import BaseUrl
 from covenant.doors.http.responses import MAILBOX
-from covenant.doors.http.server.http_exchange import HttpExchange
+from covenant.doors.http.server.http_exchange import HEADERS_BY_NAME, HttpExchange
 from covenant.doors.metrics import LIVE
 from covenant.doors.operator_api.operation import ApiContext
 from covenant.doors.waits import CallerGoneError, while_connected
@@ -435,11 +435,10 @@ class FeedEndpoint(Endpoint):
 
     def _last_seen(self, session: UiSession, scope: Scope) -> int | None:
         """The position that the browser saw last; None at the start, `NOWHERE` (so `resync`) if not of this run."""
-        text = next(
-            (value.strip().decode("latin-1") for name, value in scope["headers"] if name == b"last-event-id"), None
-        )
-        if text is None:
+        last_event_id: bytes | None = scope[HEADERS_BY_NAME].get(b"last-event-id")
+        if last_event_id is None:
             return None
+        text = last_event_id.strip().decode("latin-1")
         if session.role is Role.TENANT:
             position = self._cursors.open(self._sealing_purpose(session), text).partition(" ")[0]
         else:

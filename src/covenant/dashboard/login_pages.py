@@ -24,7 +24,7 @@ from covenant.dashboard.same_origin import write_cookie
 from covenant.dashboard.sessions import Role, UiSession
 from covenant.doors.http.bearer_auth import client_address
 from covenant.doors.http.responses import refusal_headers
-from covenant.doors.http.server.http_exchange import HttpExchange
+from covenant.doors.http.server.http_exchange import HEADERS_BY_NAME, HttpExchange
 from covenant.model.errors import Refusal, Unauthenticated
 
 LOGIN: Final = "/ui/login"
@@ -50,7 +50,7 @@ class EntryPage(PageEndpoint):
     def _is_linked(self, scope: Scope) -> bool:
         """Whether somebody else may have made the link to this page: another site's page has it, or the browser already
         has a session, which logging in would replace."""
-        headers: dict[bytes, bytes] = dict(scope["headers"])
+        headers: dict[bytes, bytes] = scope[HEADERS_BY_NAME]
         if headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin") or b"referer" in headers:
             return True
         return bool(session_name(scope, self._sessions, self._base_url))

@@ -22,7 +22,7 @@ from covenant.doors.http.responses import (
     reply_not_allowed,
     send_answer,
 )
-from covenant.doors.http.server.http_exchange import Header, HttpExchange
+from covenant.doors.http.server.http_exchange import HEADERS_BY_NAME, Header, HttpExchange
 from covenant.doors.operator_api.operation import ApiContext
 from covenant.model.errors import Invalid, Refusal, Unauthenticated
 
@@ -104,7 +104,7 @@ def query_of(scope: Scope) -> dict[str, str]:
 
 async def read_form(scope: Scope, exchange: HttpExchange, bytes_max: int) -> dict[str, str]:
     """The fields of a form; the last value of a repeated field counts."""
-    kind = next((value for name, value in scope["headers"] if name == b"content-type"), b"")
+    kind: bytes = scope[HEADERS_BY_NAME].get(b"content-type", b"")
     if kind.partition(b";")[0].strip().lower() != b"application/x-www-form-urlencoded":
         raise Invalid("invalid_form", "send the form as application/x-www-form-urlencoded")
     return _fields(await read_body(scope, exchange.receive, bytes_max))

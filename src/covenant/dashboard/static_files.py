@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from starlette.types import Scope
 
 from covenant.doors.http.responses import names_etag, reply, send_answer
-from covenant.doors.http.server.http_exchange import Header, HttpExchange
+from covenant.doors.http.server.http_exchange import HEADERS_BY_NAME, Header, HttpExchange
 
 FOLDER: Final = "static"
 PAGE: Final = "html"
@@ -84,7 +84,7 @@ def _file(body: bytes, ending: str) -> StaticFile:
 
 
 async def reply_file(scope: Scope, exchange: HttpExchange, file: StaticFile) -> None:
-    headers: dict[bytes, bytes] = dict(scope["headers"])
+    headers: dict[bytes, bytes] = scope[HEADERS_BY_NAME]
     form = file.plain
     if file.compressed is not None and _takes_gzip(headers.get(b"accept-encoding", b"")):
         form = file.compressed

@@ -22,7 +22,7 @@ from covenant.doors.http.endpoint import Endpoint, MethodRouter
 from covenant.doors.http.host_names import BaseUrl
 from covenant.doors.http.openapi import DescribedRoute
 from covenant.doors.http.responses import PROBLEM, names_etag, reply, send_answer
-from covenant.doors.http.server.http_exchange import Header, HttpExchange
+from covenant.doors.http.server.http_exchange import HEADERS_BY_NAME, Header, HttpExchange
 from covenant.doors.http.server.http_refusals import timed_out
 from covenant.doors.metrics import Meter
 from covenant.doors.operator_api.operation import (
@@ -167,7 +167,7 @@ class UploadEndpoint(Endpoint):
 
     async def _answer(self, scope: Scope, exchange: HttpExchange) -> None:
         account = await self._access.account(scope)
-        claimed = dict(scope["headers"]).get(SHA256_HEADER)
+        claimed: bytes | None = scope[HEADERS_BY_NAME].get(SHA256_HEADER)
         sha256 = claimed.decode("latin-1").strip().lower() if claimed is not None else None
         if sha256 is not None and not is_sha256(sha256):
             raise Invalid("invalid_hash", "X-Content-SHA256 must have 64 hexadecimal digits")
@@ -235,7 +235,7 @@ class DownloadEndpoint(Endpoint):
 
     async def _answer(self, scope: Scope, exchange: HttpExchange) -> None:
         space, owner, sha256 = (scope["path_params"][name] for name in ("space", "owner", "sha256"))
-        files, headers = self._access.files, dict(scope["headers"])
+        files, headers = self._access.files, scope[HEADERS_BY_NAME]
         linked = files.links.match(scope["path"], scope["query_string"].decode("latin-1"))
         if linked is None:
             await self._access.check(scope, space, owner)

@@ -28,7 +28,7 @@ from covenant.doors.http.responses import (
     reply_refused,
     style_of,
 )
-from covenant.doors.http.server.http_exchange import Header, HttpExchange, exchange_of
+from covenant.doors.http.server.http_exchange import HEADERS_BY_NAME, Header, HttpExchange, exchange_of
 from covenant.doors.http.server.http_refusals import CLOSE, internal
 from covenant.doors.metrics import Meter
 from covenant.doors.operator_api.operation import ApiAnswer, ApiContext, ApiOperation, expand_ids, has_short_id
@@ -206,7 +206,7 @@ class TenantCall:
         return query_string
 
     def header(self, name: bytes) -> str | None:
-        value = next((value for each, value in self.scope["headers"] if each == name), None)
+        value: bytes | None = self.scope[HEADERS_BY_NAME].get(name)
         return value.decode("latin-1") if value is not None else None
 
     @property

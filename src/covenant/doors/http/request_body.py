@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 from starlette.types import Message, Receive, Scope
 
 from covenant.doors.http.server.bounds import DEFAULTS
+from covenant.doors.http.server.http_exchange import HEADERS_BY_NAME
 from covenant.doors.waits import CallerGoneError
 from covenant.model.errors import Invalid, TooLarge, Unavailable
 
@@ -62,12 +63,12 @@ async def _discard(receive: Receive, expected: int) -> None:
 
 def announced_length(scope: Scope) -> int | None:
     """The announced length of the body; None without one."""
-    for name, value in scope["headers"]:
-        if name == b"content-length":
-            if not value.isdigit():
-                raise Invalid("invalid_request", "content-length is not a number")
-            return int(value)
-    return None
+    length: bytes | None = scope[HEADERS_BY_NAME].get(b"content-length")
+    if length is None:
+        return None
+    if not length.isdigit():
+        raise Invalid("invalid_request", "content-length is not a number")
+    return int(length)
 
 
 def _too_large(bytes_max: int) -> TooLarge:

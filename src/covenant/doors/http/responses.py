@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from starlette.types import Scope
 
-from covenant.doors.http.server.http_exchange import Header, HttpExchange
+from covenant.doors.http.server.http_exchange import HEADERS_BY_NAME, Header, HttpExchange
 from covenant.doors.http.server.http_refusals import JSON, method_not_allowed
 from covenant.doors.operator_api.operation import encode, error_of
 from covenant.exchange.access.tenants import REASONS
@@ -150,12 +150,10 @@ async def reply_document(scope: Scope, exchange: HttpExchange, document: Documen
 
 def _is_current(scope: Scope, etag: bytes, modified_s: int) -> bool:
     """Whether the caller has the document already. By RFC 9110, the date does not count beside tags."""
-    since = None
-    for name, value in scope["headers"]:
-        if name == b"if-none-match":
-            return names_etag(value, etag)
-        if name == b"if-modified-since":
-            since = _parse_date(value.decode("latin-1"))
+    headers = scope[HEADERS_BY_NAME]
+    if (tags := headers.get(b"if-none-match")) is not None:
+        return names_etag(tags, etag)
+    since = _parse_date(headers.get(b"if-modified-since", b"").decode("latin-1"))
     return since is not None and modified_s <= since.timestamp()
 
 
