@@ -1,13 +1,13 @@
 """All HTTP doors as one.
 
-The prefixes of A2A and the four routes of the mailbox that carry its traffic are looked up first; all other requests go
+The prefix of A2A and the four routes of the mailbox that carry its traffic are looked up first; all other requests go
 through the router. No request reaches a route before its `Host` is allowed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 from starlette.requests import Request
@@ -15,6 +15,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from covenant.doors.a2a.http_bindings import PREFIX, A2ADoor
 from covenant.doors.http.endpoint import OperationEndpoint, routes_of_calls
 from covenant.doors.http.health import Health
 from covenant.doors.http.host_names import LOOPBACK, AllowedHosts, AllowedOrigins, cors_headers, reply_preflight
@@ -57,15 +58,6 @@ on, the card for callers without a token, the reference for people and for progr
 _TRACE_NAMES: Final = {TRACEPARENT.encode(): TRACEPARENT, TRACESTATE.encode(): TRACESTATE}
 
 
-class PrefixDoor(Protocol):
-    """Answers for everything below a prefix."""
-
-    def serve(self, scope: Scope, exchange: HttpExchange) -> Awaitable[None]: ...
-
-    def refusal_form(self, path: str, refusal: Refusal) -> tuple[tuple[Header, ...], bytes]:
-        """The headers and body of a refusal in this door's form."""
-
-
 class HttpDoor:
     """`router` has every route, the hot ones too."""
 
@@ -75,13 +67,11 @@ class HttpDoor:
         hot: Mapping[tuple[str, str], ASGIApp],
         hosts: AllowedHosts,
         origins: AllowedOrigins,
-        prefix_doors: Sequence[tuple[str, PrefixDoor]] = (),
+        a2a: A2ADoor | None = None,
     ) -> None:
         self.router = router
         self._hot = hot
-        self._prefix_doors = tuple(prefix_doors)
-        # Bound once, for every request.
-        self._prefix_calls = tuple((prefix, door.serve) for prefix, door in prefix_doors)
+        self._a2a = a2a
         self._hosts = hosts
         self._host_decisions = hosts.decisions
         self._origins = origins
@@ -97,17 +87,15 @@ class HttpDoor:
             if scope["method"] == "OPTIONS":
                 return reply_preflight(exchange)
         path: str = scope["path"]
-        for prefix, serve in self._prefix_calls:
-            if path.startswith(prefix):
-                return serve(scope, exchange)
+        if self._a2a is not None and path.startswith(PREFIX):
+            return self._a2a.serve(scope, exchange)
         hot = self._hot.get((scope["method"], path))
         return (hot or self.router)(scope, exchange.receive, exchange)
 
     def refusal_form(self, path: str, refusal: Refusal) -> tuple[tuple[Header, ...], bytes]:
         """The headers and body of a refusal, in the form of the door at this path."""
-        for prefix, door in self._prefix_doors:
-            if path.startswith(prefix):
-                return door.refusal_form(path, refusal)
+        if self._a2a is not None and path.startswith(PREFIX):
+            return self._a2a.refusal_form(path, refusal)
         return refusal_form(style_of(path), refusal)
 
 
@@ -128,13 +116,13 @@ def build_http(
     metrics_token: str = "",
     notices: Callable[[], Sequence[str]] = tuple,
     more_routes: Sequence[BaseRoute] = (),
-    prefix_doors: Sequence[tuple[str, PrefixDoor]] = (),
+    a2a: A2ADoor | None = None,
     described: Sequence[DescribedRoute] = (),
     dashboard: str = "",
 ) -> HttpDoor:
-    """`more_routes` are other doors on the same port; `prefix_doors` are doors that answer for everything below a
-    prefix; `described` has the routes of both for the OpenAPI document. `dashboard`: where `/` redirects a browser, if
-    anywhere. `notices`: problems that `/readyz` reports to the operator."""
+    """`more_routes` are other doors on the same port; `a2a` answers for everything below its prefix. `described` has
+    the routes of both for the OpenAPI document. `dashboard`: where `/` redirects a browser, if anywhere. `notices`:
+    problems that `/readyz` reports to the operator."""
     calls = {
         operation.kind: OperationEndpoint(operation, api, body_bytes_max=body_bytes_max) for operation in OPERATIONS
     }
@@ -145,7 +133,7 @@ def build_http(
     hot: dict[tuple[str, str], ASGIApp] = {
         (operation.method, operation.path): calls[operation.kind] for operation in OPERATIONS if operation.kind in HOT
     }
-    return HttpDoor(router, hot, AllowedHosts(allowed_hosts), AllowedOrigins(origins), prefix_doors)
+    return HttpDoor(router, hot, AllowedHosts(allowed_hosts), AllowedOrigins(origins), a2a)
 
 
 def _page_routes(health: Health, version: str, described: Sequence[DescribedRoute], dashboard: str) -> list[BaseRoute]:
