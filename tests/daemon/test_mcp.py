@@ -4,10 +4,10 @@ import json
 import sys
 from pathlib import Path
 
-from starlette.types import Message
-
 from covenant.daemon.wiring.core import SERVERS_NAME
+from covenant.doors.a2a.in_process_client import InProcessExchange
 from covenant.doors.http.bearer_auth import TenantAuth
+from covenant.doors.http.server.http_exchange import HEADERS_BY_NAME
 from covenant.doors.mcp.streamable_http import McpDoor
 from covenant.doors.metrics import Meter
 from covenant.exchange.access.tenants import TenantLimiter
@@ -46,18 +46,17 @@ async def test_without_the_extra_the_door_says_how_to_get_it(tmp_path: Path) -> 
         gate = TenantAuth(s.tenancy, TenantLimiter(s.ledger.now_ms))
         # Nobody gets as far as the desk.
         door = McpDoor(None, gate, Meter(), version="1", body_bytes_max=1_000, present=False)  # type: ignore[arg-type]
-        said: list[Message] = []
 
-        async def send(message: Message) -> None:
-            said.append(message)
+        async def ask(headers: dict[bytes, bytes]) -> tuple[int, bytes]:
+            scope = {"type": "http", "method": "POST", "path": "/mcp", "headers": [*headers.items()]}
+            exchange = InProcessExchange({**scope, HEADERS_BY_NAME: headers}, b"{}")
+            await door(exchange.scope, exchange.receive, exchange)
+            begun, body = exchange.messages.get_nowait(), exchange.messages.get_nowait()
+            assert begun is not None
+            assert body is not None
+            return begun["status"], body["body"]
 
-        async def receive() -> Message:
-            raise AssertionError("its body does not matter")
-
-        headers = [(b"authorization", f"Bearer {s.token}".encode())]
-        await door({"type": "http", "method": "POST", "path": "/mcp", "headers": headers}, receive, send)
-        assert said[0]["status"] == 501
-        assert b"pip install 'covenant-a2a[mcp]'" in said[1]["body"]
-        said.clear()
-        await door({"type": "http", "method": "POST", "path": "/mcp", "headers": []}, receive, send)
-        assert said[0]["status"] == 401
+        status, body = await ask({b"authorization": f"Bearer {s.token}".encode()})
+        assert status == 501
+        assert b"pip install 'covenant-a2a[mcp]'" in body
+        assert (await ask({}))[0] == 401

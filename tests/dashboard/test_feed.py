@@ -18,22 +18,29 @@ from covenant.dashboard.feed import (
     FeedRing,
     FeedRound,
     FeedRow,
+    OwnChanges,
     write_all_frames,
-    write_tenant_frames,
 )
-from covenant.ledger.change_log import LATEST_MAX
+from covenant.dashboard.sessions import Role, UiSession
+from covenant.exchange.access.principals import Principal
+from covenant.exchange.access.tenants import Caller
+from covenant.ledger.change_log import LATEST_MAX, TaskChange
 from covenant.ledger.embedded.open import open_ledger
 from covenant.ledger.machine.commands import Accept
+from covenant.ledger.machine.states import QUEUED
 from covenant.model.errors import Unavailable
 from covenant.model.ids import TaskId
+from covenant.model.tenants import Tenant
 from tests.daemon_under_test import DaemonUnderTest, open_daemon_under_test
 from tests.dashboard.browser import OUR_PAGE, Browser, asking_agent, leave_stuck, new_viewer, open_browser, send_task
+from tests.ledger.embedded.recorded import ALICE
 from tests.ledger.embedded.recorded import task as new_task
 from tests.ledger_contract.fake_clock import FakeClock
 from tests.waits import BOUND_S, eventually
 
 MINUTE_MS = 60_000
 ENDED = "end", {"why": "logged_out"}
+CHANGE = TaskChange(QUEUED, 0)
 
 
 class Feed:
@@ -332,15 +339,48 @@ def test_whoever_was_away_for_long_is_told_of_few_tasks_each_once() -> None:
     assert LATEST_MAX * 4 <= 20
 
 
-def test_a_tenant_is_told_how_many_more_of_its_own_tasks_changed_and_nothing_of_others() -> None:
-    own = [row(f"own-{number}", "acme") for number in range(LATEST_MAX + 1)]
-    rounds = [FeedRound(position=9, tasks=[*own, row("other")], more=312, more_by_tenant={"acme": 2, "default": 310})]
-    told = json.loads(write_tenant_frames(rounds, "acme", "place").decode().splitlines()[2].removeprefix("data: "))
-    assert [each["task_id"] for each in told["tasks"]] == [each.task_id for each in own[:LATEST_MAX]]
-    assert told["more"] == 3
-    assert (
-        write_tenant_frames([FeedRound(position=9, tasks=[row("other")], more=312, audited=3)], "acme", "place") == b""
-    )
+def tenants_session(name: str) -> UiSession:
+    tenant = Tenant(name=name)
+    client = Principal(ALICE, operator=False, token_sha256=name, tenant=name)
+    return UiSession(name, Role.TENANT, client, Caller(tenant, name, operator=False, name=name), 0)
+
+
+async def test_a_tenant_is_told_how_many_more_of_its_own_tasks_changed_and_nothing_of_others(tmp_path: Path) -> None:
+    changes = {TaskId(f"own-{number}"): TaskChange(QUEUED, 0, "a@acme", "acme") for number in range(LATEST_MAX)}
+    rounds = [
+        FeedRound(position=9, tasks=[row("other")], more=312, own={"acme": OwnChanges(changes, more=2)}),
+        FeedRound(position=8, tasks=[row("own-9", "acme")], own={"acme": OwnChanges({TaskId("own-9"): CHANGE})}),
+        FeedRound(position=7, tasks=[row("other")], more=312, audited=3),
+    ]
+    ledger = await open_ledger(tmp_path, clock=lambda: 1_000)
+    try:
+        collector = FeedCollector(ledger, followers_max=1)
+        rows, more = await collector.tenant_tasks(rounds, "acme")
+        assert ([each.task_id for each in rows], more) == ([*changes], 3)
+        assert await collector.tenant_tasks(rounds[2:], "acme") == ([], 0)
+    finally:
+        await ledger.close()
+
+
+async def test_the_tasks_of_others_take_no_place_of_a_tenants_own(tmp_path: Path) -> None:
+    """Otherwise a tenant would see how busy the others are: its own task would be counted, and not named."""
+    ledger = await open_ledger(tmp_path, clock=lambda: 1_000)
+    try:
+        collector = FeedCollector(ledger, followers_max=2)
+        with collector.following(tenants_session("acme")), collector.following(tenants_session("idle")):
+            names = ("acme", *["globex"] * (2 * LATEST_MAX), "acme", *["globex"] * (LATEST_MAX + 1))
+            tasks = [new_task(number, tenant=name) for number, name in enumerate(names)]
+            for task in tasks:
+                await ledger.commit(Accept(task=task, digest="d" * 64, minted=True))
+            await collector.run_round(counting=False)
+            rounds = collector.ring.since(collector.ring.start) or ()
+            rows, more = await collector.tenant_tasks(rounds, "acme")
+            own = [task.id for task in reversed(tasks) if task.tenant == "acme"]
+            assert ([each.task_id for each in rows], {each.state for each in rows}, more) == (own, {"queued"}, 0)
+            assert await collector.tenant_tasks(rounds, "idle") == ([], 0)
+            assert [*rounds[0].own] == ["acme"], "what the others do is kept for readers alone"
+    finally:
+        await ledger.close()
 
 
 async def test_a_tenant_is_told_nothing_while_many_tasks_of_others_change(short_path: Path) -> None:

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from starlette.types import Message
 
+from covenant.doors.a2a.in_process_client import InProcessExchange
 from covenant.doors.operator_api.mailbox import drain_waiting, take_waiting
 from covenant.doors.waits import CallerGoneError, Pause, Waits, while_connected
 from covenant.model.errors import OverLimit, Refusal, Unavailable
@@ -231,24 +231,10 @@ async def test_waits_are_bounded_for_each_caller_and_in_all(under_test: DoorsUnd
         assert await pause.until(something_happens())
 
 
-class Other:
-    """Another ASGI server's `receive` and `send`."""
-
-    def __init__(self) -> None:
-        self.left = asyncio.Event()
-
-    async def receive(self) -> Message:
-        await self.left.wait()
-        return {"type": "http.disconnect"}
-
-    async def send(self, message: Message) -> None:
-        raise AssertionError(message)
-
-
-async def test_work_is_canceled_when_its_caller_leaves_another_server() -> None:
-    other = Other()
-    asyncio.get_running_loop().call_soon(other.left.set)
-    with pytest.raises(CallerGoneError), while_connected(other.send, other.receive):
+async def test_work_is_canceled_when_its_caller_leaves() -> None:
+    other = InProcessExchange({}, b"")
+    asyncio.get_running_loop().call_soon(other.disconnect)
+    with pytest.raises(CallerGoneError), while_connected(other):
         await nothing_happens()
     task = asyncio.current_task()
     assert task is not None
@@ -256,19 +242,19 @@ async def test_work_is_canceled_when_its_caller_leaves_another_server() -> None:
 
 
 async def test_work_that_ends_before_its_caller_leaves_is_left_alone() -> None:
-    other = Other()
-    with while_connected(other.send, other.receive):
+    other = InProcessExchange({}, b"")
+    with while_connected(other):
         assert await something_happens()
-    other.left.set()
+    other.disconnect()
     for _ in range(5):
         await asyncio.sleep(0)
 
 
 async def test_work_can_be_ended_for_another_reason_and_the_first_counts() -> None:
-    other = Other()
+    other = InProcessExchange({}, b"")
 
     async def work() -> None:
-        with while_connected(other.send, other.receive) as connected:
+        with while_connected(other) as connected:
             connected.end(Unavailable("gone", "revoked"))
             connected.end(Unavailable("gone", "later"))
             await nothing_happens()
@@ -278,10 +264,10 @@ async def test_work_can_be_ended_for_another_reason_and_the_first_counts() -> No
 
 
 async def test_work_that_is_canceled_by_somebody_else_is_canceled() -> None:
-    other = Other()
+    other = InProcessExchange({}, b"")
 
     async def work() -> None:
-        with while_connected(other.send, other.receive):
+        with while_connected(other):
             await nothing_happens()
 
     working = asyncio.ensure_future(work())

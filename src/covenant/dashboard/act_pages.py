@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope
 
 from covenant.dashboard.form_page import EMPTY, FormPage, Markup, buttons, hidden, joined, table, tag
 from covenant.dashboard.login_pages import login_link
@@ -19,6 +19,7 @@ from covenant.dashboard.session_operations import allowed, role_forbidden, run_f
 from covenant.dashboard.sessions import Role, Sessions, UiSession
 from covenant.doors.http.host_names import BaseUrl
 from covenant.doors.http.responses import refusal_headers
+from covenant.doors.http.server.http_exchange import HttpExchange
 from covenant.doors.operator_api.attention import Attention, Need
 from covenant.doors.operator_api.operation import ApiContext, Services
 from covenant.model.errors import Invalid, NotFound, Refusal, Unauthenticated
@@ -103,45 +104,45 @@ class ActPages(PageEndpoint):
         super().__init__("ui_act", api, sessions, base_url)
         self._acts = acts
 
-    async def _get(self, scope: Scope, send: Send) -> None:
+    async def _get(self, scope: Scope, exchange: HttpExchange) -> None:
         act, values = self._act(scope), query_of(scope)
         try:
             session = self._session(scope)
         except Unauthenticated:
             query: bytes = scope["query_string"]
             path = scope["path"] + (f"?{query.decode('latin-1')}" if query else "")
-            await redirect(send, login_link(path))
+            await redirect(exchange, login_link(path))
             return
         context = ActContext(session, self._api.services, values)
         if act is None:
-            await reply_page(send, 200, await self._index(context))
+            await reply_page(exchange, 200, await self._index(context))
             return
         _check_role(act, session)
-        await reply_page(send, 200, await _page(act, context))
+        await reply_page(exchange, 200, await _page(act, context))
 
-    async def _post(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _post(self, scope: Scope, exchange: HttpExchange) -> None:
         act, session = self._act(scope), self._session(scope)
         if act is None:
             raise Invalid("invalid_form", "this address takes no form; choose a form at /ui/act")
         _check_role(act, session)
-        values = await read_form(scope, receive, FORM_BYTES_MAX)
+        values = await read_form(scope, exchange, FORM_BYTES_MAX)
         context = ActContext(session, self._api.services, values)
         try:
             if GRANT_BUTTON in values:
-                await reply_page(send, 200, await _grant(act, context))
+                await reply_page(exchange, 200, await _grant(act, context))
                 return
             done = await act.act(context)
         except Refusal as refusal:
             self._meter.refused(self._style.transport, refusal.code)
             page = await _page(act, context._replace(refused=refusal))
-            await reply_page(send, refusal.status, page, refusal_headers(refusal))
+            await reply_page(exchange, refusal.status, page, refusal_headers(refusal))
             return
         if done.page is not None:
-            await reply_page(send, 200, done.page._replace(who=session.name))
+            await reply_page(exchange, 200, done.page._replace(who=session.name))
         elif NO_SCRIPT_FIELD in values and not done.to.startswith(INDEX):
-            await reply_page(send, 200, _confirmation(act, done, session))
+            await reply_page(exchange, 200, _confirmation(act, done, session))
         else:
-            await redirect(send, done.to)
+            await redirect(exchange, done.to)
 
     def _act(self, scope: Scope) -> Act | None:
         """The act that the path names; None for the index of all forms."""

@@ -124,19 +124,26 @@ def _choice_of_acts(acts: Mapping[str, tuple[str, str, str]]) -> Markup:
     return select("What to do", "do", [(do, words) for do, (words, _, _) in acts.items()])
 
 
+def _chosen(context: ActContext, acts: Mapping[str, tuple[str, str, str]]) -> str:
+    do = context.text("do")
+    if do not in acts:
+        raise Invalid("invalid_form", f"choose what to do: {', '.join(acts)}")
+    return do
+
+
 class TenantAct(Act):
     title = "Change a tenant"
     asks = joined((field("Tenant", "name", required=True), _choice_of_acts(TENANT_ACTS)))
     kind = "change_tenant"
 
     async def form(self, context: ActContext) -> ActForm:
-        do, name = _tenant_act(context), context.text("name")
+        do, name = _chosen(context, TENANT_ACTS), context.text("name")
         words, lead, button = TENANT_ACTS[do]
         shown = facts([("What to do", words), ("Tenant", name)])
         return ActForm(lead, shown, button, {"name": name, "do": do}, "/ui/tenants", danger=do != "enable")
 
     async def act(self, context: ActContext) -> ActDone:
-        do, name = _tenant_act(context), context.text("name")
+        do, name = _chosen(context, TENANT_ACTS), context.text("name")
         if do != "rotate":
             await context.run("change_tenant", name=name, disabled=do == "disable")
             return ActDone(context.next("/ui/tenants"), f"Tenant {name} is {do}d now.")
@@ -146,20 +153,13 @@ class TenantAct(Act):
         return ActDone(page=FormPage("A new token", body=body, done=done))
 
 
-def _tenant_act(context: ActContext) -> str:
-    do = context.text("do")
-    if do not in TENANT_ACTS:
-        raise Invalid("invalid_form", f"choose what to do: {', '.join(TENANT_ACTS)}")
-    return do
-
-
 class DelegationAct(Act):
     title = "Change a delegation"
     asks = joined((field("Delegation", "id", required=True), _choice_of_acts(DELEGATION_ACTS)))
     kind = "cancel_delegation"
 
     async def form(self, context: ActContext) -> ActForm:
-        do = _delegation_act(context)
+        do = _chosen(context, DELEGATION_ACTS)
         words, lead, button = DELEGATION_ACTS[do]
         shown = (await context.run("show_delegation", delegationId=context.text("id"))).delegation
         rows = facts(
@@ -177,15 +177,8 @@ class DelegationAct(Act):
         return ActForm(lead, fields, button, kept, f"/ui/task/{quote(shown.id)}", danger=do != "offer_again")
 
     async def act(self, context: ActContext) -> ActDone:
-        do, value = _delegation_act(context), context.text("id")
+        do, value = _chosen(context, DELEGATION_ACTS), context.text("id")
         kind = {"offer_again": "offer_again", "force_error": "force_delegation", "cancel": "cancel_delegation"}[do]
         reason = None if do == "offer_again" else context.text("reason")
         await context.run(kind, delegationId=value, reason=reason)
         return ActDone(context.next("/ui/peers"), f"{DELEGATION_ACTS[do][0]}: done for {value}.")
-
-
-def _delegation_act(context: ActContext) -> str:
-    do = context.text("do")
-    if do not in DELEGATION_ACTS:
-        raise Invalid("invalid_form", f"choose what to do: {', '.join(DELEGATION_ACTS)}")
-    return do

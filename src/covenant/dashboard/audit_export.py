@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import Final
 
 import msgspec
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope
 
-from covenant.dashboard.page_endpoint import query_of
 from covenant.dashboard.session_operations import SESSION, role_forbidden
 from covenant.dashboard.sessions import Role, Sessions, UiSession
 from covenant.doors.http.endpoint import Endpoint
 from covenant.doors.http.responses import MAILBOX, NO_STORE
+from covenant.doors.http.server.http_exchange import HttpExchange
 from covenant.doors.operator_api.operation import ApiContext
 from covenant.doors.waits import while_connected
 from covenant.exchange.audit_search import LIMIT_MAX, AuditFilter, find_audit
 from covenant.ledger.contract.identities import LAST
-from covenant.model.errors import Invalid, OverLimit
-from covenant.wire.json_input import shorten
+from covenant.model.errors import OverLimit
+from covenant.wire.json_input import decode_query
 
 ROWS_MAX: Final = 1_000_000
 AT_ONCE_MAX: Final = 2
@@ -39,24 +39,21 @@ class AuditExport(Endpoint):
         self._sessions = sessions
         self._running = 0
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, scope: Scope, exchange: HttpExchange) -> None:
         session: UiSession = scope[SESSION]
         if session.role is Role.TENANT:
             raise role_forbidden(session.role, "audit export")
-        try:
-            filters = msgspec.convert(query_of(scope), AuditFilter, strict=False)
-        except msgspec.ValidationError as wrong:
-            raise Invalid("invalid_request", shorten(str(wrong))) from None
+        filters = decode_query(AuditFilter, scope["query_string"])
         if self._running >= AT_ONCE_MAX:
             raise OverLimit("too_many_exports", "too many exports run already; try later", retry_after_ms=5_000)
         self._running += 1
         try:
-            with while_connected(send, receive):
-                await self._write(session, filters, send)
+            with while_connected(exchange):
+                await self._write(session, filters, exchange)
         finally:
             self._running -= 1
 
-    async def _write(self, session: UiSession, filters: AuditFilter, send: Send) -> None:
+    async def _write(self, session: UiSession, filters: AuditFilter, exchange: HttpExchange) -> None:
         sees_all = msgspec.structs.replace(session.principal, operator=True)
         below, written, begun = LAST, 0, False
         while True:
@@ -67,8 +64,8 @@ class AuditExport(Endpoint):
             over = page.next is None or written >= ROWS_MAX
             if not begun:
                 begun = True
-                await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-            await send({"type": "http.response.body", "body": lines, "more_body": not over})
+                await exchange({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            await exchange({"type": "http.response.body", "body": lines, "more_body": not over})
             if page.next is None or over:
                 return
             below = page.next

@@ -7,15 +7,14 @@ import uuid
 from typing import Any, Final
 
 import msgspec
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope
 
 from covenant.dashboard.form_page import DIRECTION_MARKS
 from covenant.dashboard.page_endpoint import query_of
-from covenant.dashboard.session_operations import SESSION, run_for
-from covenant.doors.http.endpoint import Endpoint
+from covenant.dashboard.session_operations import run_for
+from covenant.dashboard.sessions import UiSession
 from covenant.doors.http.host_names import BaseUrl
-from covenant.doors.http.responses import MAILBOX, reply
-from covenant.doors.operator_api.operation import ApiContext, encode
+from covenant.doors.operator_api.operation import Services
 from covenant.exchange.tasks.builder import IDEMPOTENCY
 from covenant.model import task as tasks
 from covenant.model.content import File, Text
@@ -29,18 +28,11 @@ class CurlCommand(msgspec.Struct, frozen=True, tag="ui_curl", tag_field="kind"):
     text: str
 
 
-class CurlEndpoint(Endpoint):
-    """Answers for a task that the session may see."""
-
-    def __init__(self, api: ApiContext, base_url: BaseUrl) -> None:
-        super().__init__("ui_curl", MAILBOX, api.meter)
-        self._services = api.services
-        self._base_url = base_url
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  (of every endpoint)
-        request = {"task_id": query_of(scope).get("task_id", "")}
-        shown: Any = await run_for(scope[SESSION], "show_a2a_task", self._services, request)
-        await reply(send, 200, encode(CurlCommand(curl_command(shown.task, self._base_url.of(scope)))))
+async def curl_page(services: Services, base_url: BaseUrl, session: UiSession, scope: Scope) -> CurlCommand:
+    """The command for a task that the session may see."""
+    request = {"task_id": query_of(scope).get("task_id", "")}
+    shown: Any = await run_for(session, "show_a2a_task", services, request)
+    return CurlCommand(curl_command(shown.task, base_url.of(scope)))
 
 
 def curl_command(task: Task, url: str) -> str:

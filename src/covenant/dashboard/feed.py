@@ -8,27 +8,29 @@ reads everything again.
 
 A round names the tasks that changed last, at most `LATEST_MAX`, and counts the others. Readers share the look-ups and
 the written frames, so a round's cost does not grow with the number of readers, and hardly with the number of changes.
-While a tenant reads, and for `LINGER_S` afterwards, the others are counted for each tenant: the tenant of a task is
-looked up once, together with those of the round's other tasks, or not at all if the change itself names it.
+While a tenant reads, and for `LINGER_S` afterwards, a round has the same of the tenant's tasks alone: otherwise the
+tasks of others would take the places of its own. The tenant of a task is looked up once, together with those of the
+round's other tasks, or not at all if the change itself names it. Its agent and state are looked up for a reader.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
 import msgspec
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope
 
 from covenant.dashboard.same_origin import check_same_origin, read_cookie
 from covenant.dashboard.sessions import Role, Sessions, UiSession, no_session
 from covenant.doors.http.endpoint import Endpoint
 from covenant.doors.http.host_names import BaseUrl
 from covenant.doors.http.responses import MAILBOX
+from covenant.doors.http.server.http_exchange import HEADERS_BY_NAME, HttpExchange
 from covenant.doors.metrics import LIVE
 from covenant.doors.operator_api.operation import ApiContext
 from covenant.doors.waits import CallerGoneError, while_connected
@@ -70,6 +72,25 @@ class FeedRow(msgspec.Struct, frozen=True, gc=False):
     at_ms: int
 
 
+class OwnChanges(msgspec.Struct, gc=False):
+    """The tasks of one tenant that changed in a round: the last ones, newest first, and how many more."""
+
+    latest: dict[TaskId, TaskChange]
+    more: int = 0
+
+
+class TenantReaders(msgspec.Struct, gc=False):
+    """The readers of one tenant. Rounds before the time of `epoch` have no changes of the tenant."""
+
+    epoch: str
+    followers: int = 0
+    idle_s: float = 0.0
+
+    @property
+    def over(self) -> bool:
+        return not self.followers and self.idle_s >= LINGER_S
+
+
 class FeedRound(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The changes of one round. `position` is that of the last record in it."""
 
@@ -78,8 +99,8 @@ class FeedRound(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The task that changed last comes first."""
     more: int = 0
     """How many more tasks changed."""
-    more_by_tenant: Mapping[str | None, int] = {}
-    """How many of those each tenant has; empty if no tenant read."""
+    own: Mapping[str, OwnChanges] = {}
+    """The changes of each tenant that reads."""
     peers: frozenset[str] = frozenset()
     pushes: frozenset[TaskId] = frozenset()
     audited: int = 0
@@ -130,11 +151,8 @@ class FeedCollector:
         """Whether something may have changed since the last count."""
         self._followers = 0
         self._followers_of_session: dict[str, int] = {}
-        self.epoch = 0
-        """Grows by one when counting for each tenant begins. Rounds before that have no counts for tenants."""
-        self._tenant_followers = 0
-        """How many of the followers are tenants."""
-        self._without_tenants_s = LINGER_S
+        self._tenants: dict[str, TenantReaders] = {}
+        """The tenants that read, or have read within `LINGER_S`."""
         self._owners: dict[TaskId, str | None] = {}
         self._changed = asyncio.Event()
         self._followed = asyncio.Event()
@@ -148,22 +166,28 @@ class FeedCollector:
         self._followers_of_session[key] = self._followers_of_session.get(key, 0) + 1
         if not self._followed.is_set():
             self._begin()
-        tenant = session.role is Role.TENANT
-        self.epoch += tenant and not self._counts_tenants
-        self._tenant_followers += tenant
+        readers = self._readers_of(session.tenant) if session.tenant is not None else None
+        if readers is not None:
+            readers.followers += 1
         try:
             yield
         finally:
             self._followers -= 1
-            self._tenant_followers -= tenant
-            self._without_tenants_s = 0.0 if tenant else self._without_tenants_s
+            if readers is not None:
+                readers.followers, readers.idle_s = readers.followers - 1, 0.0
             self._followers_of_session[key] -= 1
             if not self._followers_of_session[key]:
                 del self._followers_of_session[key]
 
-    @property
-    def _counts_tenants(self) -> bool:
-        return bool(self._tenant_followers) or self._without_tenants_s < LINGER_S
+    def _readers_of(self, tenant: str) -> TenantReaders:
+        readers = self._tenants.get(tenant)
+        if readers is None or readers.over:
+            readers = self._tenants[tenant] = TenantReaders(secrets.token_hex(4))
+        return readers
+
+    def epoch_of(self, tenant: str) -> str:
+        """Names the time since when rounds have the changes of this tenant, which reads now."""
+        return self._tenants[tenant].epoch
 
     async def wait_for_change(self, position: int, counted: int, timeout_s: float) -> bool:
         """Waits for a change after `position`, or for new counts; False after `timeout_s` without either."""
@@ -196,15 +220,21 @@ class FeedCollector:
             while idle_s < LINGER_S:
                 await asyncio.sleep(ROUND_S)
                 idle_s = 0.0 if self._followers else idle_s + ROUND_S
-                self._without_tenants_s += ROUND_S
-                if not self._counts_tenants:
-                    self._owners.clear()
+                self._forget_tenants(ROUND_S)
                 rounds += 1
                 await self.run_round(counting=rounds % ROUNDS_PER_COUNT == 0)
         finally:
             self._followed.clear()
-            self._without_tenants_s = LINGER_S
+            self._forget_tenants(LINGER_S)
             self._ledger.changes.end()
+
+    def _forget_tenants(self, idle_s: float) -> None:
+        """Forgets the tenants that have not read for long, after another `idle_s` seconds."""
+        for readers in self._tenants.values():
+            readers.idle_s += idle_s
+        self._tenants = {tenant: readers for tenant, readers in self._tenants.items() if not readers.over}
+        if not self._tenants:
+            self._owners.clear()
 
     async def run_round(self, *, counting: bool) -> None:
         """Runs one round: puts the changes into the ring and wakes the readers."""
@@ -226,12 +256,11 @@ class FeedCollector:
     async def _round(self, changes: Changes) -> FeedRound:
         found = [await self._feed_row(task_id, change) for task_id, change in changes.latest.items()]
         rows = tuple(row for row in found if row is not None)
-        more_by_tenant = await self._count_owners(changes.others) if self._counts_tenants else {}
         return FeedRound(
             position=changes.position,
             tasks=rows,
             more=len(changes.others) + len(found) - len(rows),
-            more_by_tenant=more_by_tenant,
+            own=await self._own_changes({**changes.latest, **changes.others}) if self._tenants else {},
             peers=changes.peers,
             pushes=changes.pushes,
             audited=changes.audited,
@@ -250,16 +279,43 @@ class FeedCollector:
             state = entry.state if entry is not None else None
         return FeedRow(task_id, state.wire_name if state is not None else "resolved", agent, tenant, change.at_ms)
 
-    async def _count_owners(self, others: Mapping[TaskId, TaskChange]) -> Counter[str | None]:
+    async def _own_changes(self, changed: Mapping[TaskId, TaskChange]) -> dict[str, OwnChanges]:
+        """The changes, newest first, by the tenants that read."""
         owners = self._owners
-        owners |= {task_id: change.tenant for task_id, change in others.items() if change.agent is not None}
-        unknown = [task_id for task_id in others if task_id not in owners]
+        owners |= {task_id: change.tenant for task_id, change in changed.items() if change.agent is not None}
+        unknown = [task_id for task_id in changed if task_id not in owners]
         tenants = await self._ledger.tenants_of(unknown)
         owners |= {task_id: tenants.get(task_id) for task_id in unknown}
-        found = Counter(owners[task_id] for task_id in others)
+        found: dict[str, OwnChanges] = {}
+        for task_id, change in changed.items():
+            tenant = owners[task_id]
+            if tenant not in self._tenants:
+                continue
+            own = found.setdefault(tenant, OwnChanges({}))
+            if len(own.latest) < LATEST_MAX:
+                own.latest[task_id] = change
+            else:
+                own.more += 1
         for task_id in list(owners)[: max(0, len(owners) - OWNERS_MAX)]:
             del owners[task_id]
         return found
+
+    async def tenant_tasks(self, rounds: Sequence[FeedRound], tenant: str) -> tuple[list[FeedRow], int]:
+        """The tasks of a tenant that changed last, each once, in its latest state; and how many more changed."""
+        found: dict[TaskId, TaskChange | FeedRow] = {}
+        more = 0
+        for each in rounds:
+            own = each.own.get(tenant)
+            if own is not None:
+                rows_by_id = {row.task_id: row for row in each.tasks}
+                for task_id, change in own.latest.items():
+                    found.setdefault(task_id, rows_by_id.get(task_id, change))
+                more += own.more
+        rows: list[FeedRow] = []
+        for task_id, known_row in list(found.items())[:LATEST_MAX]:
+            row = known_row if isinstance(known_row, FeedRow) else await self._feed_row(task_id, known_row)
+            rows += [row] if row is not None else []
+        return rows, more + len(found) - len(rows)
 
     async def count(self) -> None:
         """Counts again if something may have changed. While the archive lags, counts change without new records."""
@@ -301,32 +357,32 @@ class FeedEndpoint(Endpoint):
         self._written_frames: tuple[tuple[int, int], bytes] = ((-1, -1), b"")
         """The frames last written for readers that see everything, with the positions that they span."""
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, scope: Scope, exchange: HttpExchange) -> None:
         check_same_origin(scope, self._base_url, unsafe=False)
         session = self._sessions.find(read_cookie(scope, self._base_url), used=False)
         with self.collector.following(session):
             try:
-                with while_connected(send, receive) as work:
+                with while_connected(exchange) as work:
 
                     def end() -> None:
                         work.end(no_session())
 
                     session.on_end.add(end)
                     try:
-                        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-                        await self._follow(session, self._last_seen(session, scope), send)
+                        await exchange({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+                        await self._follow(session, self._last_seen(session, scope), exchange)
                     finally:
                         session.on_end.discard(end)
             except Unauthenticated:
                 body = _frame("end", self._place(session, self.collector.ring.position), {"why": "logged_out"})
-                await send({"type": "http.response.body", "body": body, "more_body": False})
+                await exchange({"type": "http.response.body", "body": body, "more_body": False})
             except CallerGoneError:
                 return
 
-    async def _follow(self, session: UiSession, seen: int | None, send: Send) -> None:
+    async def _follow(self, session: UiSession, seen: int | None, exchange: HttpExchange) -> None:
         async def write(body: bytes) -> None:
             self._sessions.check(session)  # a slow reader may take longer than its session lasts
-            await send({"type": "http.response.body", "body": body, "more_body": True})
+            await exchange({"type": "http.response.body", "body": body, "more_body": True})
 
         collector, ring = self.collector, self.collector.ring
         position, counted = ring.position, -1
@@ -343,7 +399,7 @@ class FeedEndpoint(Endpoint):
                 position = ring.position
                 await write(_frame("resync", self._place(session, position), {}))
             elif rounds:
-                if frames := self._frames_since(session, position, rounds):
+                if frames := await self._frames_since(session, position, rounds):
                     await write(frames)
                 position = rounds[0].position
             if collector.counted != counted:
@@ -354,10 +410,12 @@ class FeedEndpoint(Endpoint):
             if not await collector.wait_for_change(position, counted, KEEP_ALIVE_S):
                 await write(KEEP_ALIVE)
 
-    def _frames_since(self, session: UiSession, position: int, rounds: Sequence[FeedRound]) -> bytes:
-        """The frames for these rounds after a position, limited to what this session may see."""
-        if session.role is Role.TENANT:
-            return write_tenant_frames(rounds, session.tenant, self._place(session, rounds[0].position))
+    async def _frames_since(self, session: UiSession, position: int, rounds: Sequence[FeedRound]) -> bytes:
+        """The frames for these rounds after a position. A tenant's say nothing about the tasks of others."""
+        if session.tenant is not None:
+            rows, more = await self.collector.tenant_tasks(rounds, session.tenant)
+            place = self._place(session, rounds[0].position)
+            return _frame("tasks", place, {"tasks": rows, "more": more}) if rows or more else b""
         span = position, rounds[0].position
         if self._written_frames[0] != span:
             self._written_frames = span, write_all_frames(rounds, self._place(session, span[1]))
@@ -371,16 +429,16 @@ class FeedEndpoint(Endpoint):
         return self._cursors.seal(self._sealing_purpose(session), f"{position} {secrets.token_hex(8)}")
 
     def _sealing_purpose(self, session: UiSession) -> str:
-        """The purpose that a tenant's place is sealed for. A place from before the counting began cannot be opened."""
-        return f"feed {session.tenant} {self._run} {self.collector.epoch}"
+        """The purpose that a tenant's place is sealed for. A place from before that epoch cannot be opened."""
+        tenant = session.tenant or ""
+        return f"feed {tenant} {self._run} {self.collector.epoch_of(tenant)}"
 
     def _last_seen(self, session: UiSession, scope: Scope) -> int | None:
         """The position that the browser saw last; None at the start, `NOWHERE` (so `resync`) if not of this run."""
-        text = next(
-            (value.strip().decode("latin-1") for name, value in scope["headers"] if name == b"last-event-id"), None
-        )
-        if text is None:
+        last_event_id: bytes | None = scope[HEADERS_BY_NAME].get(b"last-event-id")
+        if last_event_id is None:
             return None
+        text = last_event_id.strip().decode("latin-1")
         if session.role is Role.TENANT:
             position = self._cursors.open(self._sealing_purpose(session), text).partition(" ")[0]
         else:
@@ -388,14 +446,6 @@ class FeedEndpoint(Endpoint):
             position = position if run == self._run else ""
         well_formed = position.isascii() and position.isdigit() and len(position) <= LAST_SEEN_MAX
         return int(position) if well_formed else NOWHERE
-
-
-def write_tenant_frames(rounds: Sequence[FeedRound], tenant: str | None, place: str) -> bytes:
-    """The frames for a tenant, which say nothing about the tasks of others."""
-    rows = _latest_states(row for each in rounds for row in each.tasks if row.tenant == tenant)
-    named = rows[:LATEST_MAX]
-    more = sum(each.more_by_tenant.get(tenant, 0) for each in rounds) + len(rows) - len(named)
-    return _frame("tasks", place, {"tasks": named, "more": more}) if named or more else b""
 
 
 def write_all_frames(rounds: Sequence[FeedRound], place: str) -> bytes:

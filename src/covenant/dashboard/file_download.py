@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import msgspec
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope
 
-from covenant.dashboard.page_endpoint import query_of, redirect
+from covenant.dashboard.page_endpoint import redirect
 from covenant.dashboard.session_operations import SESSION
 from covenant.dashboard.sessions import Role, UiSession
 from covenant.doors.http.endpoint import Endpoint
 from covenant.doors.http.responses import MAILBOX
+from covenant.doors.http.server.http_exchange import HttpExchange
 from covenant.doors.operator_api.operation import ApiContext
 from covenant.exchange.file_links import LinkedFile
 from covenant.ledger.contract.blobs import no_blob, space_of
-from covenant.model.errors import Invalid
 from covenant.model.ids import parse_task_id
-from covenant.wire.json_input import shorten
+from covenant.wire.json_input import decode_query
 
 
 class _DownloadRequest(msgspec.Struct, frozen=True, gc=False):
@@ -30,12 +30,9 @@ class FileDownload(Endpoint):
         super().__init__("ui_file", MAILBOX, api.meter)
         self._stored = api.services.files
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  (of every endpoint)
+    async def _answer(self, scope: Scope, exchange: HttpExchange) -> None:
         session: UiSession = scope[SESSION]
-        try:
-            request = msgspec.convert(query_of(scope), _DownloadRequest)
-        except msgspec.ValidationError as wrong:
-            raise Invalid("invalid_request", shorten(str(wrong))) from None
+        request = decode_query(_DownloadRequest, scope["query_string"])
         task_id, stored = parse_task_id(request.task_id), self._stored
         if stored is None:
             raise no_blob(request.sha256)
@@ -44,4 +41,4 @@ class FileDownload(Endpoint):
             raise no_blob(request.sha256)
         size = await stored.size(space, request.sha256, task_id)
         linked = LinkedFile(space, task_id, request.sha256, size, stored.links.expires_ms)
-        await redirect(send, stored.links.make("", linked))
+        await redirect(exchange, stored.links.make("", linked))

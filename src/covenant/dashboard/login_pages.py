@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Final
 from urllib.parse import quote
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope
 
 from covenant.dashboard.form_page import FormPage, field, hidden, joined, tag
 from covenant.dashboard.page_endpoint import (
@@ -24,6 +24,7 @@ from covenant.dashboard.same_origin import write_cookie
 from covenant.dashboard.sessions import Role, UiSession
 from covenant.doors.http.bearer_auth import client_address
 from covenant.doors.http.responses import refusal_headers
+from covenant.doors.http.server.http_exchange import HEADERS_BY_NAME, HttpExchange
 from covenant.model.errors import Refusal, Unauthenticated
 
 LOGIN: Final = "/ui/login"
@@ -40,33 +41,34 @@ def login_link(to: str) -> str:
 class EntryPage(PageEndpoint):
     """A form whose one field opens a session."""
 
-    async def _get(self, scope: Scope, send: Send) -> None:
+    async def _get(self, scope: Scope, exchange: HttpExchange) -> None:
         query = query_of(scope)
         ended = "Your session has ended. Log in again to go on where you were." if "ended" in query else ""
-        await reply_page(send, 200, self._page(next_path(query.get("next", "")), ended, linked=self._is_linked(scope)))
+        page = self._page(next_path(query.get("next", "")), ended, linked=self._is_linked(scope))
+        await reply_page(exchange, 200, page)
 
     def _is_linked(self, scope: Scope) -> bool:
         """Whether somebody else may have made the link to this page: another site's page has it, or the browser already
         has a session, which logging in would replace."""
-        headers: dict[bytes, bytes] = dict(scope["headers"])
+        headers: dict[bytes, bytes] = scope[HEADERS_BY_NAME]
         if headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin") or b"referer" in headers:
             return True
         return bool(session_name(scope, self._sessions, self._base_url))
 
-    async def _post(self, scope: Scope, receive: Receive, send: Send) -> None:
-        given = await read_form(scope, receive, FORM_BYTES_MAX)
+    async def _post(self, scope: Scope, exchange: HttpExchange) -> None:
+        given = await read_form(scope, exchange, FORM_BYTES_MAX)
         to = next_path(given.get("next", ""))
         try:
             session, secret = await self._open(given, client_address(scope))
         except Refusal as refusal:
             self._meter.refused(self._style.transport, refusal.code)
-            await reply_page(send, refusal.status, self._page(to, refusal.message), refusal_headers(refusal))
+            await reply_page(exchange, refusal.status, self._page(to, refusal.message), refusal_headers(refusal))
             return
         # A browser has one session, and its secret is always the daemon's own choice: the previous session ends here.
         self._end_session(scope)
         if to == HOME and session.role is Role.TENANT:
             to = TENANTS_HOME
-        await redirect(send, to, [write_cookie(scope, self._base_url, secret)])
+        await redirect(exchange, to, [write_cookie(scope, self._base_url, secret)])
 
     def _end_session(self, scope: Scope) -> None:
         with suppress(Unauthenticated):
@@ -125,11 +127,11 @@ class CodePage(EntryPage):
 
 
 class LogoutPage(PageEndpoint):
-    async def _get(self, scope: Scope, send: Send) -> None:  # noqa: ARG002  (of every page)
+    async def _get(self, scope: Scope, exchange: HttpExchange) -> None:  # noqa: ARG002  (of every page)
         form = tag("form", tag("button", "Log out", type="submit", class_="primary"), method="post", class_="act")
-        await reply_page(send, 200, FormPage("Log out", "Your session ends at once.", form, kind=BODY_CLASSES))
+        await reply_page(exchange, 200, FormPage("Log out", "Your session ends at once.", form, kind=BODY_CLASSES))
 
-    async def _post(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  (of every page)
+    async def _post(self, scope: Scope, exchange: HttpExchange) -> None:
         with suppress(Unauthenticated):
             self._sessions.end(self._session(scope))
-        await redirect(send, LOGIN, [write_cookie(scope, self._base_url, "")])
+        await redirect(exchange, LOGIN, [write_cookie(scope, self._base_url, "")])

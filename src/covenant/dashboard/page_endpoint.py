@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 from urllib.parse import parse_qsl, unquote
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope
 
 from covenant.dashboard.form_page import FormPage, tag
 from covenant.dashboard.same_origin import check_same_origin, read_cookie
@@ -22,7 +22,7 @@ from covenant.doors.http.responses import (
     reply_not_allowed,
     send_answer,
 )
-from covenant.doors.http.server.http_exchange import Header
+from covenant.doors.http.server.http_exchange import HEADERS_BY_NAME, Header, HttpExchange
 from covenant.doors.operator_api.operation import ApiContext
 from covenant.model.errors import Invalid, Refusal, Unauthenticated
 
@@ -42,28 +42,28 @@ class PageEndpoint(Endpoint, ABC):
         self._sessions = sessions
         self._base_url = base_url
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, scope: Scope, exchange: HttpExchange) -> None:
         if scope["method"] not in METHODS:
-            await reply_not_allowed(send, MAILBOX, METHODS)
+            reply_not_allowed(exchange, MAILBOX, METHODS)
             return
         try:
             if scope["method"] == "POST":
                 check_same_origin(scope, self._base_url, unsafe=True)
-                await self._post(scope, receive, send)
+                await self._post(scope, exchange)
             else:
-                await self._get(scope, send)
+                await self._get(scope, exchange)
         except Refusal as refusal:
             self._meter.refused(self._style.transport, refusal.code)
             body = tag("p", tag("a", "Back", href=HOME, class_="button"))
             who = session_name(scope, self._sessions, self._base_url)
             page = FormPage("Refused", body=body, refused=refusal.message, who=who)
-            await reply_page(send, refusal.status, page, refusal_headers(refusal))
+            await reply_page(exchange, refusal.status, page, refusal_headers(refusal))
 
     @abstractmethod
-    async def _get(self, scope: Scope, send: Send) -> None: ...
+    async def _get(self, scope: Scope, exchange: HttpExchange) -> None: ...
 
     @abstractmethod
-    async def _post(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+    async def _post(self, scope: Scope, exchange: HttpExchange) -> None: ...
 
     def _session(self, scope: Scope) -> UiSession:
         return self._sessions.find(read_cookie(scope, self._base_url))
@@ -77,16 +77,16 @@ def session_name(scope: Scope, sessions: Sessions, base_url: BaseUrl) -> str:
         return ""
 
 
-async def reply_page(send: Send, status: int, page: FormPage, headers: Sequence[Header] = ()) -> None:
+async def reply_page(exchange: HttpExchange, status: int, page: FormPage, headers: Sequence[Header] = ()) -> None:
     body = page.encode()
     length = (b"content-length", b"%d" % len(body))
     # Not by `reply`, which caches the heads of its answers: a page's head may hold a cookie.
-    await send_answer(send, status, [_HTML, NO_STORE, length, *headers], body)
+    await send_answer(exchange, status, [_HTML, NO_STORE, length, *headers], body)
 
 
-async def redirect(send: Send, to: str, headers: Sequence[Header] = ()) -> None:
+async def redirect(exchange: HttpExchange, to: str, headers: Sequence[Header] = ()) -> None:
     """Redirects to a path of the dashboard, by GET."""
-    await send_answer(send, 303, [(b"location", to.encode()), NO_STORE, (b"content-length", b"0"), *headers])
+    await send_answer(exchange, 303, [(b"location", to.encode()), NO_STORE, (b"content-length", b"0"), *headers])
 
 
 def next_path(path: str) -> str:
@@ -102,12 +102,12 @@ def query_of(scope: Scope) -> dict[str, str]:
     return _fields(scope["query_string"])
 
 
-async def read_form(scope: Scope, receive: Receive, bytes_max: int) -> dict[str, str]:
+async def read_form(scope: Scope, exchange: HttpExchange, bytes_max: int) -> dict[str, str]:
     """The fields of a form; the last value of a repeated field counts."""
-    kind = next((value for name, value in scope["headers"] if name == b"content-type"), b"")
+    kind: bytes = scope[HEADERS_BY_NAME].get(b"content-type", b"")
     if kind.partition(b";")[0].strip().lower() != b"application/x-www-form-urlencoded":
         raise Invalid("invalid_form", "send the form as application/x-www-form-urlencoded")
-    return _fields(await read_body(scope, receive, bytes_max))
+    return _fields(await read_body(scope, exchange.receive, bytes_max))
 
 
 def _fields(encoded: bytes) -> dict[str, str]:

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from starlette.types import Scope
 
 from covenant.doors.http.host_names import LOOPBACK, BaseUrl
-from covenant.doors.http.server.http_exchange import Header
+from covenant.doors.http.server.http_exchange import HEADERS_BY_NAME, Header
 from covenant.model.errors import Forbidden
 
 POLICY: Final = (
@@ -48,7 +48,7 @@ def _is_this_machine(host: str) -> bool:
 
 def check_same_origin(scope: Scope, base_url: BaseUrl, *, unsafe: bool) -> None:
     """Refuses a request from another site's page. A request that changes something must come from our own page."""
-    headers: dict[bytes, bytes] = dict(scope["headers"])
+    headers: dict[bytes, bytes] = scope[HEADERS_BY_NAME]
     site, origin = headers.get(b"sec-fetch-site"), headers.get(b"origin")
     if site is not None:
         allowed = site == b"same-origin" or (site == b"none" and not unsafe)

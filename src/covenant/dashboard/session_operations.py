@@ -7,23 +7,24 @@ operations on its own tasks; ownership is checked before anything else is looked
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, TypeVar
 
 import msgspec
-from starlette.routing import Route, Router
+from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from covenant.dashboard.sessions import Role, UiSession, no_session
-from covenant.doors.http.endpoint import MethodRouter, OperationEndpoint
+from covenant.doors.http.endpoint import Endpoint, OperationEndpoint, routes_of_calls
 from covenant.doors.http.request_body import read_body
 from covenant.doors.http.responses import MAILBOX, reply, reply_refused
-from covenant.doors.http.server.http_exchange import HttpExchange
+from covenant.doors.http.server.http_exchange import HttpExchange, exchange_of
 from covenant.doors.operator_api.operation import (
     AnyApiOperation,
     ApiAnswer,
     ApiContext,
     Services,
+    encode,
     expand_ids,
     has_short_id,
 )
@@ -106,38 +107,44 @@ def role_forbidden(role: Role, what: str) -> Forbidden:
 class SessionEndpoint(OperationEndpoint[R]):
     """Runs an operation for the session in the scope."""
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, scope: Scope, exchange: HttpExchange) -> None:
         session: UiSession = scope[SESSION]
         if not allowed(session.role, self._operation.kind):  # before anything of the request is read
             raise role_forbidden(session.role, self._operation.kind)
         body = b""
         if self._in_body:
-            found = send.take_whole_body(self._body_bytes_max) if isinstance(send, HttpExchange) else None
-            body = await read_body(scope, receive, self._body_bytes_max) if found is None else found
+            found = exchange.take_whole_body(self._body_bytes_max)
+            body = await read_body(scope, exchange.receive, self._body_bytes_max) if found is None else found
         caller, request = await scoped(session, self._operation, self._request(scope, body), self._services)
         if self._operation.wait is not None and getattr(request, "wait_ms", None):
-            answer = await self._wait(caller, request, scope, receive, send)
+            answer = await self._wait(caller, request, scope, exchange)
         else:
             answer = await self._run(self._services, caller, request)
-        await reply(send, self._operation.status, self._encode(answer))
+        reply(exchange, self._operation.status, self._encode(answer))
+
+
+class SessionPage(Endpoint):
+    """A GET of the dashboard's own: `run` returns what the session is shown."""
+
+    def __init__(self, name: str, api: ApiContext, run: Callable[[UiSession, Scope], Awaitable[Any]]) -> None:
+        super().__init__(name, MAILBOX, api.meter)
+        self._run = run
+
+    async def _answer(self, scope: Scope, exchange: HttpExchange) -> None:
+        reply(exchange, 200, encode(await self._run(scope[SESSION], scope)))
 
 
 def operation_router(api: ApiContext, *, body_bytes_max: int, gets: Mapping[str, ASGIApp]) -> Router:
     """Routes every operation at its HTTP path, and the further endpoints `gets`, which answer GET."""
-    paths: dict[str, dict[str, ASGIApp]] = {path: {"GET": call} for path, call in gets.items()}
+    calls: list[tuple[str, str, ASGIApp]] = [("GET", path, call) for path, call in gets.items()]
     for operation in OPERATIONS:
         call = SessionEndpoint(operation, api, style=MAILBOX, body_bytes_max=body_bytes_max)
-        paths.setdefault(operation.path, {})[operation.method] = call
-    routes = [Route(path, MethodRouter(calls, MAILBOX), name=path) for path, calls in _parameters_last(paths.items())]
-    return Router(routes, redirect_slashes=False, default=_not_found)
-
-
-def _parameters_last(paths: Iterable[tuple[str, dict[str, ASGIApp]]]) -> list[tuple[str, dict[str, ASGIApp]]]:
-    return sorted(paths, key=lambda each: "{" in each[0])
+        calls.append((operation.method, operation.path, call))
+    return Router(routes_of_calls(calls, MAILBOX), redirect_slashes=False, default=_not_found)
 
 
 async def _not_found(_scope: Scope, _: Receive, send: Send) -> None:
-    await reply_refused(send, MAILBOX, NotFound("unknown_route", "no operation has this path and method"))
+    reply_refused(exchange_of(send), MAILBOX, NotFound("unknown_route", "no operation has this path and method"))
 
 
 async def run_for(session: UiSession, kind: str, services: Services, fields: Mapping[str, Any]) -> ApiAnswer:

@@ -7,13 +7,11 @@ from collections import deque
 from typing import Final
 
 import msgspec
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope
 
-from covenant.dashboard.session_operations import SESSION, role_forbidden
+from covenant.dashboard.session_operations import role_forbidden
 from covenant.dashboard.sessions import Role, UiSession
-from covenant.doors.http.endpoint import Endpoint
-from covenant.doors.http.responses import MAILBOX, reply
-from covenant.doors.operator_api.operation import ApiContext, Services, encode
+from covenant.doors.operator_api.operation import Services
 from covenant.exchange import task_search
 from covenant.exchange.access.principals import Principal
 
@@ -66,16 +64,8 @@ class RateSampler:
         lanes = (await task_search.count(self._services.ledger, self._operator)).lanes
         return lanes.result_pending + lanes.failed + lanes.done, lanes.failed
 
-
-class RatesEndpoint(Endpoint):
-    """Open to the operator and to viewers."""
-
-    def __init__(self, api: ApiContext, sampler: RateSampler) -> None:
-        super().__init__("ui_rates", MAILBOX, api.meter)
-        self._sampler = sampler
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  (of every endpoint)
-        session: UiSession = scope[SESSION]
+    async def page(self, session: UiSession, _: Scope) -> Rates:
+        """The rates for the operator or a viewer."""
         if session.role is Role.TENANT:
             raise role_forbidden(session.role, "rates")
-        await reply(send, 200, encode(await self._sampler.rates()))
+        return await self.rates()

@@ -12,10 +12,10 @@ from functools import cache
 from importlib.resources import files
 from typing import Final, NamedTuple
 
-from starlette.types import Scope, Send
+from starlette.types import Scope
 
 from covenant.doors.http.responses import names_etag, reply, send_answer
-from covenant.doors.http.server.http_exchange import Header
+from covenant.doors.http.server.http_exchange import HEADERS_BY_NAME, Header, HttpExchange
 
 FOLDER: Final = "static"
 PAGE: Final = "html"
@@ -83,15 +83,15 @@ def _file(body: bytes, ending: str) -> StaticFile:
     return StaticFile(content_type, plain._replace(headers=(*plain.headers, _VARY)), compressed)
 
 
-async def reply_file(scope: Scope, send: Send, file: StaticFile) -> None:
-    headers: dict[bytes, bytes] = dict(scope["headers"])
+async def reply_file(scope: Scope, exchange: HttpExchange, file: StaticFile) -> None:
+    headers: dict[bytes, bytes] = scope[HEADERS_BY_NAME]
     form = file.plain
     if file.compressed is not None and _takes_gzip(headers.get(b"accept-encoding", b"")):
         form = file.compressed
     if names_etag(headers.get(b"if-none-match", b""), form.etag):
-        await send_answer(send, 304, [_REVALIDATED, *form.headers])
+        await send_answer(exchange, 304, [_REVALIDATED, *form.headers])
     else:
-        await reply(send, 200, form.body, form.headers, content_type=file.content_type, cache_control=_REVALIDATED)
+        reply(exchange, 200, form.body, form.headers, content_type=file.content_type, cache_control=_REVALIDATED)
 
 
 def _takes_gzip(accepted: bytes) -> bool:

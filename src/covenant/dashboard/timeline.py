@@ -13,16 +13,14 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import msgspec
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope
 
 from covenant.agents.runtime.turn_output import NEXT_ATTEMPT
 from covenant.dashboard.page_endpoint import query_of
-from covenant.dashboard.session_operations import SESSION, run_for
+from covenant.dashboard.session_operations import run_for
 from covenant.dashboard.sessions import Role, UiSession
 from covenant.dashboard.time_scale import Fold, PlacedSpan, Stretch, Tick, TimeScale
-from covenant.doors.http.endpoint import Endpoint
-from covenant.doors.http.responses import MAILBOX, reply
-from covenant.doors.operator_api.operation import ApiContext, encode
+from covenant.doors.operator_api.operation import Services
 from covenant.doors.operator_api.tasks import PushShown, TaskShown, TreeShown
 from covenant.ledger.contract.task_query import FoundTask
 from covenant.ledger.contract.tasks import LeaseRecord, TreeNode, UpdateRecord
@@ -90,38 +88,31 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True, tag="ui_timeline", tag
     repairs: tuple[EndedAttempt, ...] = ()
 
 
-class TimelineEndpoint(Endpoint):
-    """Answers for a task that the session may see."""
+async def timeline_page(services: Services, session: UiSession, scope: Scope) -> Timeline:
+    """The timeline of a task that the session may see."""
 
-    def __init__(self, api: ApiContext) -> None:
-        super().__init__("ui_timeline", MAILBOX, api.meter)
-        self._services = api.services
+    async def run(kind: str, **fields: Any) -> Any:
+        return await run_for(session, kind, services, fields)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  (of every endpoint)
-        session: UiSession = scope[SESSION]
-
-        async def run(kind: str, **fields: Any) -> Any:
-            return await run_for(session, kind, self._services, fields)
-
-        shown: TaskShown = await run("show_a2a_task", task_id=query_of(scope).get("task_id", ""))
-        task_id = shown.task.id
-        found = await run("find_a2a_tasks", parent=task_id, limit=CALLS_MAX, ascending=True)
-        calls = found.tasks
-        # Only the tree has a remote call's name and provider.
-        elsewhere = any(call.remote for call in calls)
-        tree_shown: TreeShown | None = await run("a2a_tree", task_id=task_id) if elsewhere else None
-        pushes = () if session.role is Role.TENANT else (await run("a2a_pushes", task_id=task_id)).pushes
-        bars = sorted(
-            [*task_bars(shown), *_call_bars(calls, tree_shown), *map(_push_bar, pushes)], key=lambda bar: bar.begins_ms
-        )
-        drawn = draw(shown, bars, self._services.ledger.now_ms(), more=found.next is not None)
-        ended = [lease for lease in shown.leases if lease.reason or lease.outcome not in (None, "settled")]
-        rows = dict[str, Any]()
-        if session.role is not Role.TENANT and any(lease.reason for lease in ended):
-            audit = await run("recent_audit", type=REPAIRED, since_ms=shown.created_at_ms, limit=REPAIRS_MAX)
-            rows = {row["kind"]["lease_id"]: row for row in map(msgspec.json.decode, audit.events)}
-        repairs = tuple([_ended_attempt(lease, rows.get(lease.lease_id)) for lease in ended])
-        await reply(send, 200, encode(msgspec.structs.replace(drawn, repairs=repairs)))
+    shown: TaskShown = await run("show_a2a_task", task_id=query_of(scope).get("task_id", ""))
+    task_id = shown.task.id
+    found = await run("find_a2a_tasks", parent=task_id, limit=CALLS_MAX, ascending=True)
+    calls = found.tasks
+    # Only the tree has a remote call's name and provider.
+    elsewhere = any(call.remote for call in calls)
+    tree_shown: TreeShown | None = await run("a2a_tree", task_id=task_id) if elsewhere else None
+    pushes = () if session.role is Role.TENANT else (await run("a2a_pushes", task_id=task_id)).pushes
+    bars = sorted(
+        [*task_bars(shown), *_call_bars(calls, tree_shown), *map(_push_bar, pushes)], key=lambda bar: bar.begins_ms
+    )
+    drawn = draw(shown, bars, services.ledger.now_ms(), more=found.next is not None)
+    ended = [lease for lease in shown.leases if lease.reason or lease.outcome not in (None, "settled")]
+    rows = dict[str, Any]()
+    if session.role is not Role.TENANT and any(lease.reason for lease in ended):
+        audit = await run("recent_audit", type=REPAIRED, since_ms=shown.created_at_ms, limit=REPAIRS_MAX)
+        rows = {row["kind"]["lease_id"]: row for row in map(msgspec.json.decode, audit.events)}
+    repairs = tuple([_ended_attempt(lease, rows.get(lease.lease_id)) for lease in ended])
+    return msgspec.structs.replace(drawn, repairs=repairs)
 
 
 def draw(shown: TaskShown, bars: Sequence[Bar], now_ms: int, *, more: bool = False) -> Timeline:

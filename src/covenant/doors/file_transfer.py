@@ -15,14 +15,14 @@ from typing import Annotated, Final, NamedTuple
 
 import msgspec
 from starlette.routing import BaseRoute, Route
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope
 
 from covenant.doors.http.bearer_auth import TenantAuth, credential_of, principal_of
 from covenant.doors.http.endpoint import Endpoint, MethodRouter
 from covenant.doors.http.host_names import BaseUrl
 from covenant.doors.http.openapi import DescribedRoute
 from covenant.doors.http.responses import PROBLEM, names_etag, reply, send_answer
-from covenant.doors.http.server.http_exchange import Header, HttpExchange
+from covenant.doors.http.server.http_exchange import HEADERS_BY_NAME, Header, HttpExchange
 from covenant.doors.http.server.http_refusals import timed_out
 from covenant.doors.metrics import Meter
 from covenant.doors.operator_api.operation import (
@@ -82,6 +82,12 @@ class FilesShown(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The total of all files, not of this page."""
     next: str | None
     """The value for `after`, if there may be more."""
+
+
+class StoredFileList(ApiAnswer, FilesShown, frozen=True, kw_only=True, tag="file_list"):
+    """`upload_url`: where this machine uploads a file, by HTTP and with the caller's token."""
+
+    upload_url: str
 
 
 class FilesQuery(msgspec.Struct, frozen=True, gc=False):
@@ -159,19 +165,18 @@ class UploadEndpoint(Endpoint):
         super().__init__("upload_file", PROBLEM, meter)
         self._access = access
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, scope: Scope, exchange: HttpExchange) -> None:
         account = await self._access.account(scope)
-        claimed = dict(scope["headers"]).get(SHA256_HEADER)
+        claimed: bytes | None = scope[HEADERS_BY_NAME].get(SHA256_HEADER)
         sha256 = claimed.decode("latin-1").strip().lower() if claimed is not None else None
         if sha256 is not None and not is_sha256(sha256):
             raise Invalid("invalid_hash", "X-Content-SHA256 must have 64 hexadecimal digits")
         files = self._access.files
         upload_s = files.settings.upload_ms_max / 1000
-        if isinstance(send, HttpExchange):
-            send.extend_body(upload_s)
+        exchange.extend_body(upload_s)
         try:
             async with asyncio.timeout(upload_s):
-                blob = await files.upload(self._body(scope, receive, account), account, sha256=sha256)
+                blob = await files.upload(self._body(scope, exchange.receive, account), account, sha256=sha256)
         except TimeoutError:
             raise timed_out(f"the upload, within {upload_s:g} s (blobs.upload_ms_max),") from None
         linked = LinkedFile(space_of(account), UPLOAD, blob.sha256, blob.size, files.links.expires_ms)
@@ -181,7 +186,7 @@ class UploadEndpoint(Endpoint):
             url=files.links.make(self._access.base_url.of(scope), linked),
             expires_at_ms=linked.expires_ms,
         )
-        await reply(send, 201, _encode(answer))
+        reply(exchange, 201, _encode(answer))
 
     async def _body(self, scope: Scope, receive: Receive, account: str) -> AsyncIterator[bytes]:
         """The body, in pieces large enough for a write. If the token has ended meanwhile, the upload is refused."""
@@ -206,7 +211,7 @@ class ListEndpoint(Endpoint):
         super().__init__("list_files", PROBLEM, meter)
         self._access = access
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  (ASGI's)
+    async def _answer(self, scope: Scope, exchange: HttpExchange) -> None:
         query = decode_query(FilesQuery, scope["query_string"])
         account, files = await self._access.account(scope), self._access.files
         found, usage = await files.listing(account, query.after, query.limit), await files.usage(account)
@@ -218,7 +223,7 @@ class ListEndpoint(Endpoint):
             shown.append(fill(FileShown, each, url=url))
         after = shown[-1].sha256 if len(shown) == query.limit else None
         answer = FilesShown(files=tuple(shown), count=usage.files, bytes=usage.bytes, next=after)
-        await reply(send, 200, _encode(answer))
+        reply(exchange, 200, _encode(answer))
 
 
 class DownloadEndpoint(Endpoint):
@@ -228,9 +233,9 @@ class DownloadEndpoint(Endpoint):
         super().__init__("download_file", PROBLEM, meter)
         self._access = access
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  (ASGI's)
+    async def _answer(self, scope: Scope, exchange: HttpExchange) -> None:
         space, owner, sha256 = (scope["path_params"][name] for name in ("space", "owner", "sha256"))
-        files, headers = self._access.files, dict(scope["headers"])
+        files, headers = self._access.files, scope[HEADERS_BY_NAME]
         linked = files.links.match(scope["path"], scope["query_string"].decode("latin-1"))
         if linked is None:
             await self._access.check(scope, space, owner)
@@ -240,35 +245,36 @@ class DownloadEndpoint(Endpoint):
         etag = f'"{sha256}"'.encode()
         # The bytes of a hash never change.
         if names_etag(headers.get(b"if-none-match", b""), etag):
-            await send_answer(send, 304, _head(etag))
+            await send_answer(exchange, 304, _head(etag))
             return
         start, stop, status = 0, size, 200
         if (requested := headers.get(b"range")) is not None and headers.get(b"if-range", etag) == etag:
             start, stop, status = _parse_range(requested, size)
         if status == 416:
-            await send_answer(send, 416, [*_head(etag, 0), (b"content-range", f"bytes */{size}".encode())])
+            await send_answer(exchange, 416, [*_head(etag, 0), (b"content-range", f"bytes */{size}".encode())])
             return
         head = _head(etag, stop - start)
         if status == 206:
             head.append((b"content-range", f"bytes {start}-{stop - 1}/{size}".encode()))
         if scope["method"] == "HEAD" or start == stop:
-            await send_answer(send, status, head)
+            await send_answer(exchange, status, head)
             return
         whole = stop - start == size
         pieces = files.read_whole(space, sha256, size) if whole else files.read(space, sha256, start, stop)
-        await _stream(send, pieces, stop - start, {"type": "http.response.start", "status": status, "headers": head})
+        begin = {"type": "http.response.start", "status": status, "headers": head}
+        await _stream(exchange, pieces, stop - start, begin)
 
 
-async def _stream(send: Send, pieces: AsyncIterator[bytes], remaining: int, start: Message) -> None:
+async def _stream(exchange: HttpExchange, pieces: AsyncIterator[bytes], remaining: int, start: Message) -> None:
     begun = False
     async for piece in pieces:
         if not begun:  # after the first read, so that missing or damaged bytes can still be refused
-            await send(start)
+            await exchange(start)
             begun = True
-        if isinstance(send, HttpExchange) and send.disconnected:
+        if exchange.disconnected:
             raise CallerGoneError
         remaining -= len(piece)
-        await send({"type": "http.response.body", "body": piece, "more_body": remaining > 0})
+        await exchange({"type": "http.response.body", "body": piece, "more_body": remaining > 0})
 
 
 def _head(etag: bytes, length: int | None = None) -> list[Header]:
@@ -310,19 +316,6 @@ class ListStoredFilesRequest(Request, frozen=True, kw_only=True):
     sha256: str = ""
     after: str = ""
     limit: int | None = None
-
-
-class StoredFileList(ApiAnswer, frozen=True, kw_only=True, tag="file_list"):
-    """`count` and `bytes` are those of all files; `next` is the `after` of the next page, if there may be one.
-
-    `upload_url`: where this machine uploads a file, by HTTP and with the caller's token.
-    """
-
-    files: tuple[FileShown, ...]
-    count: int
-    bytes: int
-    next: str | None
-    upload_url: str
 
 
 async def list_stored_files(services: Services, caller: Principal, request: ListStoredFilesRequest) -> StoredFileList:

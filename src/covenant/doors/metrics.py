@@ -98,20 +98,19 @@ class Durations(NamedTuple):
     bounds_s: Sequence[float] = BOUNDS_S
 
 
-class ModelNumbers(NamedTuple):
-    """The numbers of one agent's calls of one model."""
+class CallNumbers(NamedTuple):
+    """The numbers of one agent's calls of one model; or of its uses of one tool, without tokens and costs."""
 
-    agent: str
-    model: str
+    labels: Mapping[str, str]
     outcomes: Mapping[str, int]
+    durations: Durations
     tokens: Mapping[str, int]
     costs: Mapping[str, float]
     """Costs by currency."""
-    durations: Durations
 
 
-class _ModelCounter:
-    """Counts the calls of one model by one agent."""
+class _CallCounter:
+    """Counts the calls of one model, or the uses of one tool, by one agent."""
 
     __slots__ = ("costs", "outcomes", "timer", "tokens")
 
@@ -121,29 +120,17 @@ class _ModelCounter:
         self.costs: dict[str, float] = {}
         self.timer = Timer(MODEL_BOUNDS_S)
 
-    def add(self, call: ModelCall) -> None:
+    def add(self, call: ModelCall | ToolCall) -> None:
         self.outcomes[call.outcome] += 1
-        self.tokens.update(input=call.tokens.input, output=call.tokens.output)
         self.timer.observe(call.seconds)
-        if call.cost is not None:
-            self.costs[call.currency] = self.costs.get(call.currency, 0.0) + call.cost
+        if isinstance(call, ModelCall):
+            self.tokens.update(input=call.tokens.input, output=call.tokens.output)
+            if call.cost is not None:
+                self.costs[call.currency] = self.costs.get(call.currency, 0.0) + call.cost
 
 
-class ToolNumbers(NamedTuple):
-    """The numbers of one agent's uses of one tool."""
-
-    agent: str
-    tool: str
-    outcomes: Mapping[str, int]
-    durations: Durations
-
-
-class _ToolCounter:
-    __slots__ = ("outcomes", "timer")
-
-    def __init__(self) -> None:
-        self.outcomes: Counter[str] = Counter()
-        self.timer = Timer(MODEL_BOUNDS_S)
+_Counters = dict[tuple[str, str], _CallCounter]
+"""By the agent, and the name of the model or of the tool."""
 
 
 class PeerNumbers(NamedTuple):
@@ -169,8 +156,8 @@ class Numbers(NamedTuple):
     queues: Sequence[tuple[str, int, float]]
     """Each recipient, how many tasks wait for it, and the age of the oldest in seconds."""
     peers: Sequence[PeerNumbers]
-    models: Sequence[ModelNumbers]
-    tools: Sequence[ToolNumbers]
+    models: Sequence[CallNumbers]
+    tools: Sequence[CallNumbers]
     standard: CollectorRegistry
 
     def text(self) -> bytes:
@@ -194,9 +181,7 @@ class Numbers(NamedTuple):
         for (door, code), count in self.refused.items():
             yield _sample("covenant_refused_total", count, {"door": door, "code": code})
         outcomes = "Attempts to deliver a push notification, by outcome."
-        yield _header("covenant_push_attempts_total", "counter", outcomes)
-        for outcome, count in self.pushed.items():
-            yield _sample("covenant_push_attempts_total", count, {"outcome": outcome})
+        yield from _counters("covenant_push_attempts_total", outcomes, "outcome", [({}, self.pushed)])
         yield from _metric("covenant_ipc_connections", "Open connections on the socket.", self.connections)
         yield from _metric("covenant_loop_holds_total", "Times the loop was held for over 250 ms.", self.loop_holds)
         yield from _metric("covenant_loop_held_seconds_total", "Seconds of holds in total.", self.loop_held_s)
@@ -216,7 +201,8 @@ class Numbers(NamedTuple):
         if self.models:
             yield from self._of_models()
         if self.tools:
-            yield from self._of_tools()
+            counted, timed = "Uses of tools by models, by outcome.", "Time of a use of a tool."
+            yield from _calls("covenant_tool_call", counted, timed, self.tools)
 
     def _of_peers(self) -> Iterator[str]:
         yield _header(
@@ -231,34 +217,13 @@ class Numbers(NamedTuple):
             yield _sample("covenant_peer_tokens_today", tokens, {"peer": _escaped(peer), "role": role})
 
     def _of_models(self) -> Iterator[str]:
-        named = [({"agent": _escaped(each.agent), "model": _escaped(each.model)}, each) for each in self.models]
-        yield _header("covenant_model_requests_total", "counter", "Calls of language models, by outcome.")
-        for labels, each in named:
-            for outcome, count in each.outcomes.items():
-                yield _sample("covenant_model_requests_total", count, {**labels, "outcome": outcome})
-        yield _header(
-            "covenant_model_request_seconds", "histogram", "Time from a request to a model to its last token."
-        )
-        for labels, each in named:
-            yield from _histogram("covenant_model_request_seconds", labels, each.durations)
-        yield _header("covenant_model_tokens_total", "counter", "Tokens that models have used.")
-        for labels, each in named:
-            for kind, count in each.tokens.items():
-                yield _sample("covenant_model_tokens_total", count, {**labels, "type": kind})
-        yield _header("covenant_model_cost_total", "counter", "Cost of language models, by model_prices.json.")
-        for labels, each in named:
-            for currency, cost in each.costs.items():
-                yield _sample("covenant_model_cost_total", cost, {**labels, "currency": currency})
-
-    def _of_tools(self) -> Iterator[str]:
-        named = [({"agent": _escaped(each.agent), "tool": _escaped(each.tool)}, each) for each in self.tools]
-        yield _header("covenant_tool_calls_total", "counter", "Uses of tools by models, by outcome.")
-        for labels, each in named:
-            for outcome, count in each.outcomes.items():
-                yield _sample("covenant_tool_calls_total", count, {**labels, "outcome": outcome})
-        yield _header("covenant_tool_call_seconds", "histogram", "Time of a use of a tool.")
-        for labels, each in named:
-            yield from _histogram("covenant_tool_call_seconds", labels, each.durations)
+        counted, timed = "Calls of language models, by outcome.", "Time from a request to a model to its last token."
+        yield from _calls("covenant_model_request", counted, timed, self.models)
+        tokens = [(each.labels, each.tokens) for each in self.models]
+        yield from _counters("covenant_model_tokens_total", "Tokens that models have used.", "type", tokens)
+        costs = [(each.labels, each.costs) for each in self.models]
+        cost = "Cost of language models, by model_prices.json."
+        yield from _counters("covenant_model_cost_total", cost, "currency", costs)
 
 
 class Meter:
@@ -266,8 +231,8 @@ class Meter:
         self._timers: dict[tuple[str, str], Timer] = {}
         self._refused: Counter[tuple[str, str]] = Counter()
         self._pushed: Counter[str] = Counter()
-        self._models: dict[tuple[str, str], _ModelCounter] = {}
-        self._tools: dict[tuple[str, str], _ToolCounter] = {}
+        self._models: _Counters = {}
+        self._tools: _Counters = {}
         self.connections = 0
         """Open connections on the local socket."""
         self._loop_holds = 0
@@ -289,14 +254,10 @@ class Meter:
         self._pushed[outcome] += 1
 
     def model_called(self, call: ModelCall) -> None:
-        names = _pair((call.agent, call.model), self._models, MODEL_PAIRS_MAX)
-        self._models.setdefault(names, _ModelCounter()).add(call)
+        _count(call, (call.agent, call.model), self._models, MODEL_PAIRS_MAX)
 
     def tool_called(self, call: ToolCall) -> None:
-        names = _pair((call.agent, call.tool), self._tools, TOOL_PAIRS_MAX)
-        counter = self._tools.setdefault(names, _ToolCounter())
-        counter.outcomes[call.outcome] += 1
-        counter.timer.observe(call.seconds)
+        _count(call, (call.agent, call.tool), self._tools, TOOL_PAIRS_MAX)
 
     def loop_held(self, seconds: float) -> None:
         """Counts one hold of the event loop. Called by the watchdog's thread only."""
@@ -328,28 +289,24 @@ class Meter:
             gauges={name: (text, read()) for name, (text, read) in self._gauges.items()},
             queues=queues,
             peers=peers,
-            models=tuple(self._of_models()) if models else (),
-            tools=tuple(self._of_tools()) if models else (),
+            models=tuple(_read("model", self._models)) if models else (),
+            tools=tuple(_read("tool", self._tools)) if models else (),
             standard=self._standard,
         )
 
-    def _of_models(self) -> Iterator[ModelNumbers]:
-        for (agent, model), counter in self._models.items():
-            durations = counter.timer.read()
-            if durations is not None:
-                outcomes, tokens, costs = dict(counter.outcomes), dict(counter.tokens), dict(counter.costs)
-                yield ModelNumbers(agent, model, outcomes, tokens, costs, durations)
 
-    def _of_tools(self) -> Iterator[ToolNumbers]:
-        for (agent, tool), counter in self._tools.items():
-            durations = counter.timer.read()
-            if durations is not None:
-                yield ToolNumbers(agent, tool, dict(counter.outcomes), durations)
+def _count(call: ModelCall | ToolCall, names: tuple[str, str], counters: _Counters, pairs_max: int) -> None:
+    """Counts a call under these names; under those of "other" once `pairs_max` pairs are known."""
+    known = names if names in counters or len(counters) < pairs_max else (OTHERS, OTHERS)
+    counters.setdefault(known, _CallCounter()).add(call)
 
 
-def _pair(names: tuple[str, str], known: Mapping[tuple[str, str], object], pairs_max: int) -> tuple[str, str]:
-    """These names, or those of "other" once `pairs_max` pairs are known."""
-    return names if names in known or len(known) < pairs_max else (OTHERS, OTHERS)
+def _read(label: str, counters: _Counters) -> Iterator[CallNumbers]:
+    for (agent, name), counter in counters.items():
+        durations = counter.timer.read()
+        if durations is not None:
+            labels = {"agent": _escaped(agent), label: _escaped(name)}
+            yield CallNumbers(labels, dict(counter.outcomes), durations, dict(counter.tokens), dict(counter.costs))
 
 
 def _header(name: str, kind: str, text: str) -> str:
@@ -362,6 +319,23 @@ def _metric(name: str, text: str, value: float) -> Iterable[str]:
 
 def _sample(name: str, value: float, labels: Mapping[str, str] | None = None) -> str:
     return f"{name}{{{_labels(labels)}}} {float(value)!r}\n" if labels else f"{name} {float(value)!r}\n"
+
+
+def _counters(
+    name: str, text: str, label: str, numbers: Iterable[tuple[Mapping[str, str], Mapping[str, float]]]
+) -> Iterator[str]:
+    """A metric that has a further label; `numbers` have the others, and the counts by the value of this one."""
+    yield _header(name, "counter", text)
+    for labels, counts in numbers:
+        for value, count in counts.items():
+            yield _sample(name, count, {**labels, label: value})
+
+
+def _calls(name: str, counted: str, timed: str, calls: Sequence[CallNumbers]) -> Iterator[str]:
+    yield from _counters(f"{name}s_total", counted, "outcome", [(each.labels, each.outcomes) for each in calls])
+    yield _header(f"{name}_seconds", "histogram", timed)
+    for each in calls:
+        yield from _histogram(f"{name}_seconds", each.labels, each.durations)
 
 
 def _labels(labels: Mapping[str, str]) -> str:

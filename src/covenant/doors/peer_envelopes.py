@@ -17,7 +17,7 @@ from covenant.doors.http.endpoint import Endpoint, described_routes
 from covenant.doors.http.openapi import DescribedRoute
 from covenant.doors.http.request_body import AnonymousPool
 from covenant.doors.http.responses import Style, refusal_form, reply, reply_refused
-from covenant.doors.http.server.http_exchange import Header, HttpExchange
+from covenant.doors.http.server.http_exchange import Header, HttpExchange, exchange_of
 from covenant.doors.http.server.http_refusals import CLOSE
 from covenant.doors.metrics import Meter
 from covenant.doors.waits import while_connected
@@ -96,23 +96,23 @@ class EnvelopeEndpoint(Endpoint):
         self._pool = pool
         self._waits = waits
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, scope: Scope, exchange: HttpExchange) -> None:
         caller = client_address(scope)
         with self._pool.lease(caller) as take:
             try:
-                body = await self._pool.read(scope, receive, self._bytes_max, take)
+                body = await self._pool.read(scope, exchange.receive, self._bytes_max, take)
             except Refusal as failure:
                 refusal = await self._inbox.refuse_too_large(caller) if isinstance(failure, TooLarge) else failure
                 # The rest of the body may still be on its way, so the connection cannot be reused.
-                await self._refuse(send, refusal, (CLOSE,))
+                self._refuse(exchange, refusal, (CLOSE,))
                 return
             if self._waits:
                 # Envelopes stay here until they are acknowledged, so stopping loses nothing.
-                with while_connected(send, receive):
+                with while_connected(exchange):
                     answer = await self._run(body, caller, **scope["path_params"])
             else:
                 answer = await self._run(body, caller, **scope["path_params"])
-        await reply(send, 200, msgspec.json.encode(answer))
+        reply(exchange, 200, msgspec.json.encode(answer))
 
 
 class SealedDoor:
@@ -129,7 +129,7 @@ class SealedDoor:
 
 
 async def _not_found(_scope: Scope, _receive: Receive, send: Send) -> None:
-    await reply_refused(send, STYLE, NotFound("unknown_route", "only peers are served here"))
+    reply_refused(exchange_of(send), STYLE, NotFound("unknown_route", "only peers are served here"))
 
 
 DESCRIBED: Final = (
@@ -200,8 +200,8 @@ class IntroductionEndpoint(Endpoint):
         super().__init__("relay_identity", STYLE, meter)
         self._inbox = inbox
 
-    async def _answer(self, scope: Scope, _receive: Receive, send: Send) -> None:
-        await reply(send, 200, await self._inbox.introduction_of(scope["path_params"]["recipient"]))
+    async def _answer(self, scope: Scope, exchange: HttpExchange) -> None:
+        reply(exchange, 200, await self._inbox.introduction_of(scope["path_params"]["recipient"]))
 
 
 def sealed_routes(
@@ -210,7 +210,7 @@ def sealed_routes(
     """`introduce` returns our current name and keys. `pool` bounds the memory that all strangers together may use."""
 
     async def identity(_scope: Scope, _receive: Receive, send: Send) -> None:
-        await reply(send, 200, msgspec.json.encode(introduce()), cache_control=_CACHE_BRIEFLY)
+        reply(exchange_of(send), 200, msgspec.json.encode(introduce()), cache_control=_CACHE_BRIEFLY)
 
     return described_routes(
         DESCRIBED,

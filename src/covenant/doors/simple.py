@@ -65,23 +65,22 @@ NO_TASK: Final = "Task not found"
 _encode = msgspec.json.Encoder().encode
 
 
-class A2ATaskParams(msgspec.Struct, frozen=True, gc=False, kw_only=True, rename="camel", omit_defaults=True):
-    message: MessageText
+class _TaskOptions(msgspec.Struct, frozen=True, gc=False, kw_only=True, rename="camel", omit_defaults=True):
     skill: Name | None = None
     timeout_ms: Timeout | None = None
     not_before_ms: Moment | None = None
     depth: Depth | None = None
 
 
-class A2ATaskSendRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True, rename="camel", omit_defaults=True):
+class A2ATaskParams(_TaskOptions, frozen=True, kw_only=True):
+    message: MessageText
+
+
+class A2ATaskSendRequest(_TaskOptions, frozen=True, kw_only=True):
     """The task's fields are in `params`, which then counts as a whole, or at the top level. `method` is ignored."""
 
     params: A2ATaskParams | None = None
     message: MessageText | None = None
-    skill: Name | None = None
-    timeout_ms: Timeout | None = None
-    not_before_ms: Moment | None = None
-    depth: Depth | None = None
     source_agent: Name | None = None
     method: str | None = None
 

@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from starlette.types import Receive, Send
-
 from covenant.doors.http.server.http_exchange import HttpExchange
 from covenant.doors.http.server.http_refusals import stopping
 from covenant.exchange.access.principals import IdentityAuth, Principal
@@ -30,41 +28,16 @@ class CallerGoneError(Exception):
     """The caller has left: there is nobody to answer."""
 
 
-class OnDisconnect:
-    """Calls `callback` once if the caller leaves while this context is open.
-
-    Under an ASGI server other than our own, the request must have been read to its end.
-    """
-
-    __slots__ = ("_before", "_callback", "_exchange", "_listener", "_receive")
-
-    def __init__(self, send: Send, receive: Receive, callback: Callable[[], None]) -> None:
-        self._exchange = send if isinstance(send, HttpExchange) else None
-        self._receive = receive
-        self._callback = callback
-        self._before: Callable[[], None] | None = None
-        self._listener: asyncio.Task[None] | None = None
-
-    def __enter__(self) -> Self:
-        exchange = self._exchange
-        if exchange is None:
-            self._listener = asyncio.ensure_future(self._listen())
-        else:
-            self._before, exchange.on_disconnect = exchange.on_disconnect, self._callback
-            if exchange.disconnected:
-                self._callback()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._exchange is not None:
-            self._exchange.on_disconnect = self._before
-        elif self._listener is not None:
-            self._listener.cancel()
-
-    async def _listen(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        self._callback()
+@contextmanager
+def on_disconnect(exchange: HttpExchange, callback: Callable[[], None]) -> Iterator[None]:
+    """Calls `callback` once if the caller leaves while this context is open."""
+    before, exchange.on_disconnect = exchange.on_disconnect, callback
+    try:
+        if exchange.disconnected:
+            callback()
+        yield
+    finally:
+        exchange.on_disconnect = before
 
 
 class CancelScope:
@@ -104,9 +77,9 @@ class CancelScope:
 
 
 @contextmanager
-def while_connected(send: Send, receive: Receive) -> Iterator[CancelScope]:
+def while_connected(exchange: HttpExchange) -> Iterator[CancelScope]:
     """Runs work for one caller: raises CallerGoneError when the caller leaves."""
-    with CancelScope() as work, OnDisconnect(send, receive, work.leave):
+    with CancelScope() as work, on_disconnect(exchange, work.leave):
         yield work
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-import uvicorn
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -30,6 +29,7 @@ from covenant.doors.a2a.operations import A2AServices
 from covenant.doors.http.bearer_auth import TenantAuth
 from covenant.doors.http.host_names import BaseUrl
 from covenant.doors.http.request_body import AnonymousPool
+from covenant.doors.http.server.http_exchange import exchange_of
 from covenant.doors.metrics import Meter
 from covenant.exchange.a2a_service import A2AExchange
 from covenant.exchange.access.identities import operator_agent
@@ -48,6 +48,7 @@ from covenant.model.tracing import OFF, Tracer
 from covenant.seal.cards import CardSigner
 from covenant.seal.keys import new_private_key, new_token
 from tests.daemon_under_test import NO_AUTHORITIES
+from tests.doors.http.server.server_under_test import make as make_server
 from tests.engine_under_test import open_ledger
 from tests.waits import BOUND_S
 
@@ -133,7 +134,10 @@ class Front:
     pages: ASGIApp
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await (self.door if scope["path"].startswith(PREFIX) else self.pages)(scope, receive, send)
+        if scope["path"].startswith(PREFIX):
+            await self.door.serve(scope, exchange_of(send))
+        else:
+            await self.pages(scope, receive, send)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,17 +212,12 @@ async def open_a2a(
     office = A2AServices(conversations, extended_cards(cards), pushes)
     door = A2ADoor(gate, office, pages.agent_page(), body_bytes_max=1 << 20)
     front = Front(door, Router(pages.routes(), redirect_slashes=False))
-    config = uvicorn.Config(front, port=options.port, log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
-    server = uvicorn.Server(config)
+    server = make_server(front)
     working = asyncio.create_task(workers.run())
-    sockets = [config.bind_socket()]
-    # asyncio sets this only on sockets that name their protocol; without it every answer waits 40 ms.
-    sockets[0].setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    listener = socket.create_server(("127.0.0.1", options.port))
     if options.send_bytes:
-        sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, options.send_bytes)
-    # So that nobody who comes before the server does is turned away.
-    sockets[0].listen()
-    serving = asyncio.create_task(server.serve(sockets))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, options.send_bytes)
+    await server.start(listener)
     try:
         async with httpx2.AsyncClient(timeout=BOUND_S, verify=NO_AUTHORITIES) as http:
             yield A2AUnderTest(
@@ -227,7 +226,7 @@ async def open_a2a(
                 catalogue=catalogue,
                 tenancy=tenancy,
                 operator=principal,
-                port=sockets[0].getsockname()[1],
+                port=listener.getsockname()[1],
                 token=token,
                 http=http,
                 tokens=tokens,
@@ -237,8 +236,7 @@ async def open_a2a(
                 features=features,
             )
     finally:
-        server.should_exit = True
-        await serving
+        await server.stop(grace_s=1)
         workers.stop()
         working.cancel()
         await asyncio.gather(working, return_exceptions=True)

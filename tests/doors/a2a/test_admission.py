@@ -5,10 +5,10 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
-from starlette.types import Message
 
 from covenant.doors.a2a import admission
 from covenant.doors.a2a.admission import CallerScope
+from covenant.doors.a2a.in_process_client import InProcessExchange
 from covenant.doors.waits import CallerGoneError
 from covenant.exchange.access.tenants import Caller, TenantAccess
 from covenant.model.errors import Unauthenticated
@@ -31,22 +31,15 @@ class Sessions:
         self.open.remove(end)
 
 
-class Client:
-    """An ASGI client that leaves when it is told to."""
-
-    def __init__(self) -> None:
-        self.left = asyncio.Event()
-
-    async def receive(self) -> Message:
-        await self.left.wait()
-        return {"type": "http.disconnect"}
-
-    async def send(self, _: Message) -> None:
-        raise AssertionError("nothing is sent here")
+def exchange_of_caller() -> InProcessExchange:
+    return InProcessExchange({}, b"")
 
 
-def scope_of(client: Client, sessions: Sessions) -> CallerScope:
-    return CallerScope(cast("TenantAccess", sessions), CALLER, client.send, client.receive)
+def scope_of(exchange: InProcessExchange, sessions: Sessions) -> CallerScope:
+    task = asyncio.current_task()
+    assert task is not None
+    exchange.task = task
+    return CallerScope(cast("TenantAccess", sessions), CALLER, exchange)
 
 
 def not_canceled() -> bool:
@@ -56,8 +49,8 @@ def not_canceled() -> bool:
 
 async def test_a_caller_who_has_left_ends_what_is_done_for_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "GRACE_S", 0.0)
-    client, sessions = Client(), Sessions()
-    client.left.set()
+    client, sessions = exchange_of_caller(), Sessions()
+    client.disconnect()
 
     async def work() -> None:
         with scope_of(client, sessions):
@@ -71,7 +64,7 @@ async def test_a_caller_who_has_left_ends_what_is_done_for_it_alone(monkeypatch:
 
 async def test_a_caller_who_may_not_go_on_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "GRACE_S", 0.0)
-    client, sessions = Client(), Sessions()
+    client, sessions = exchange_of_caller(), Sessions()
 
     async def work() -> None:
         with scope_of(client, sessions):
@@ -85,8 +78,8 @@ async def test_a_caller_who_may_not_go_on_is_refused(monkeypatch: pytest.MonkeyP
 
 
 async def test_what_ends_within_the_grace_is_not_broken_off() -> None:
-    client, sessions = Client(), Sessions()
-    client.left.set()
+    client, sessions = exchange_of_caller(), Sessions()
+    client.disconnect()
     with scope_of(client, sessions):
         sessions.open[0]()
         for _ in range(5):
@@ -94,15 +87,18 @@ async def test_what_ends_within_the_grace_is_not_broken_off() -> None:
     assert not_canceled()
 
 
-async def test_nobody_listens_for_a_caller_who_is_answered() -> None:
-    client, sessions = Client(), Sessions()
-    before = asyncio.all_tasks()
-    with scope_of(client, sessions):
-        await asyncio.sleep(0)
-        listening = asyncio.all_tasks() - before
-    await asyncio.gather(*listening, return_exceptions=True)
-    assert listening
-    assert all(each.cancelled() for each in listening)
+async def test_a_caller_who_leaves_while_it_is_served_ends_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "GRACE_S", 0.0)
+    client, sessions = exchange_of_caller(), Sessions()
+
+    async def work() -> None:
+        with scope_of(client, sessions):
+            asyncio.get_running_loop().call_soon(client.disconnect)
+            await asyncio.Event().wait()
+
+    with pytest.raises(CallerGoneError):
+        await asyncio.wait_for(work(), BOUND_S)
+    assert client.on_disconnect is None
 
 
 async def test_without_a_connection_only_the_session_is_watched() -> None:

@@ -12,6 +12,7 @@ from starlette.routing import Route
 
 from covenant.doors.http.endpoint import OperationEndpoint
 from covenant.doors.http.host_names import AllowedHosts, AllowedOrigins, as_host
+from covenant.doors.http.server.http_exchange import HEADERS_BY_NAME
 from covenant.doors.operator_api.operation import ApiAnswer, ApiContext, ApiOperation, Services
 from covenant.exchange.access.principals import Principal
 from covenant.wire.mailbox import EmptyRequest
@@ -166,7 +167,7 @@ async def test_a_page_under_a_rebound_name_is_refused(short_path: Path) -> None:
 
 
 def test_all_hosts_may_be_allowed_and_addresses_are_written_as_hosts() -> None:
-    assert AllowedHosts(["*"]).allows({"headers": [(b"host", b"any.example")]})
+    assert AllowedHosts(["*"]).allows({HEADERS_BY_NAME: {b"host": b"any.example"}})
     assert [as_host(address) for address in ("127.0.0.1", "::1")] == ["127.0.0.1", "[::1]"]
 
 
@@ -206,8 +207,8 @@ async def test_only_listed_origins_may_call_from_a_page(short_path: Path) -> Non
     ],
 )
 def test_a_page_is_foreign_unless_it_is_our_own_or_listed(origin: bytes | None, foreign: bool) -> None:
-    headers = [(b"host", b"127.0.0.1:8421")] + ([(b"origin", origin)] if origin is not None else [])
-    assert AllowedOrigins(["https://desk.example"]).is_foreign_page({"headers": headers}) is foreign
+    headers = {b"host": b"127.0.0.1:8421", **({b"origin": origin} if origin is not None else {})}
+    assert AllowedOrigins(["https://desk.example"]).is_foreign_page({HEADERS_BY_NAME: headers}) is foreign
 
 
 async def fail(office: Services, caller: Principal, request: EmptyRequest) -> ApiAnswer:

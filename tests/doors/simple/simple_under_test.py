@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -11,7 +12,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx2
-import uvicorn
 from starlette.routing import Router
 
 from covenant.agents.agent_loader import load_agent
@@ -39,6 +39,7 @@ from covenant.model.tenants import DEFAULT
 from covenant.seal.keys import new_private_key, new_token
 from covenant.wire.a2a.parts_v1 import unlinked
 from tests.daemon_under_test import NO_AUTHORITIES
+from tests.doors.http.server.server_under_test import make as make_server
 from tests.engine_under_test import open_ledger
 from tests.ledger_contract.fake_clock import FakeClock
 from tests.waits import BOUND_S
@@ -160,11 +161,9 @@ async def open_simple(
     router = Router(
         tenant_routes(a2a, ledger, catalogue, conversations, gate, meter=Meter(), tools=tools, link=unlinked)
     )
-    config = uvicorn.Config(router, port=0, log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
-    server = uvicorn.Server(config)
     working = asyncio.create_task(workers.run())
-    sockets = [config.bind_socket()]
-    serving = asyncio.create_task(server.serve(sockets))
+    server, listener = make_server(router), socket.create_server(("127.0.0.1", 0))
+    await server.start(listener)
     try:
         async with httpx2.AsyncClient(timeout=BOUND_S, verify=NO_AUTHORITIES) as http:
             made = SimpleUnderTest(
@@ -175,15 +174,14 @@ async def open_simple(
                 tenancy=tenancy,
                 operator=principal,
                 clock=clock,
-                port=sockets[0].getsockname()[1],
+                port=listener.getsockname()[1],
                 http=http,
             )
             for agent in agents:
                 made.resident(agent)
             yield made
     finally:
-        server.should_exit = True
-        await serving
+        await server.stop(grace_s=1)
         workers.stop()
         working.cancel()
         await asyncio.gather(working, return_exceptions=True)

@@ -11,7 +11,8 @@ from covenant.model.errors import InvalidParams
 from covenant.model.task import Ending, ResultStatus
 from covenant.model.task_event import ArtifactUpdate, Began, Ended, MessageUpdate, Started, StatusUpdate
 from covenant.model.task_view import TaskState
-from covenant.wire.a2a.dialects import REQUESTS_V1, V1
+from covenant.wire.a2a.dialects import V1
+from covenant.wire.a2a.request_decoder import query_params
 from tests.wire.a2a.a2a_samples import AT, CONTEXT, DONE, FAILED, STORY, TASK, TASK_ID, USED, folded, json, read, steps
 
 MESSAGE = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "hi"}]}
@@ -259,7 +260,7 @@ def test_a_path_names_the_task_before_the_body_does() -> None:
 
 
 def test_a_query_says_what_a_body_would() -> None:
-    assert REQUESTS_V1.query_get_task("t", b"historyLength=3&A2A-Version=1.0") == asking.GetTask(
+    assert V1.requests.decode_get_task(query_params(b"historyLength=3&A2A-Version=1.0"), "t") == asking.GetTask(
         task_id="t", history_length=3
     )
     asked = b"contextId=c&status=TASK_STATE_WORKING&pageSize=7&pageToken=p&historyLength=0&includeArtifacts=true"
@@ -272,19 +273,21 @@ def test_a_query_says_what_a_body_would() -> None:
         "includeArtifacts": True,
     }
     after = b"&statusTimestampAfter=2025-10-28T10%3A30%3A00Z"
-    assert REQUESTS_V1.query_list_tasks(asked) == V1.requests.decode_list_tasks(json(body))
-    assert REQUESTS_V1.query_list_tasks(b"context_id=c&page_size=7&status=2" + after) == asking.ListTasks(
-        context_id="c", page_size=7, state=TaskState.WORKING, updated_after_ms=AT
-    )
+    assert V1.requests.decode_list_tasks(query_params(asked)) == V1.requests.decode_list_tasks(json(body))
+    assert V1.requests.decode_list_tasks(
+        query_params(b"context_id=c&page_size=7&status=2" + after)
+    ) == asking.ListTasks(context_id="c", page_size=7, state=TaskState.WORKING, updated_after_ms=AT)
     assert (
-        REQUESTS_V1.query_list_tasks(b"") == REQUESTS_V1.query_list_tasks(b"pageToken=&status=") == asking.ListTasks()
+        V1.requests.decode_list_tasks(query_params(b""))
+        == V1.requests.decode_list_tasks(query_params(b"pageToken=&status="))
+        == asking.ListTasks()
     )
-    assert REQUESTS_V1.query_list_push("t", b"pageSize=5") == asking.ListPush(task_id="t", page_size=5)
+    assert V1.requests.decode_list_push(query_params(b"pageSize=5"), "t") == asking.ListPush(task_id="t", page_size=5)
     for wrong in (b"includeArtifacts=yes", b"pageSize=0", b"pageSize=ten", b"status=RUNNING", b"historyLength=-1"):
         with pytest.raises(InvalidParams, match=wrong.partition(b"=")[0].decode()):
-            REQUESTS_V1.query_list_tasks(wrong)
+            V1.requests.decode_list_tasks(query_params(wrong))
     with pytest.raises(InvalidParams, match="query"):
-        REQUESTS_V1.query_list_tasks(b"&".join(b"a%d=1" % n for n in range(100)))
+        query_params(b"&".join(b"a%d=1" % n for n in range(100)))
 
 
 def part(**fields: Any) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from covenant.doors.a2a import cards as a2a_cards
 from covenant.doors.a2a.admission import Admission
 from covenant.doors.a2a.cards import CardPages, PublishedAgent, extended_cards
 from covenant.doors.a2a.http_bindings import DESCRIBED as A2A_DESCRIBED
-from covenant.doors.a2a.http_bindings import PREFIX, A2ADoor
+from covenant.doors.a2a.http_bindings import A2ADoor
 from covenant.doors.a2a.operations import A2AServices
 from covenant.doors.a2a.own_agents import ActingTenantAuth, OwnAgents
 from covenant.doors.file_transfer import DESCRIBED as FILES_DESCRIBED
@@ -428,7 +428,7 @@ def _make_http(
         metrics_token=read_token_file(settings.metrics_token_file, "http.metrics_token_file"),
         notices=notices,
         more_routes=routes,
-        prefix_doors=[(PREFIX, a2a)],
+        a2a=a2a,
         dashboard=dashboard,
         described=(
             *TENANT_DESCRIBED,

@@ -10,14 +10,14 @@ from typing import Any, Final, Self, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope
 
 from covenant.doors.a2a.operations import A2ACall, A2AOperation, A2AServices
 from covenant.doors.http.bearer_auth import TenantAuth, client_address
 from covenant.doors.http.request_body import AnonymousPool, read_body
 from covenant.doors.http.server.http_exchange import HEADERS_BY_NAME, HttpExchange
 from covenant.doors.metrics import Meter
-from covenant.doors.waits import CancelScope, OnDisconnect
+from covenant.doors.waits import CancelScope
 from covenant.exchange.a2a_service import ANONYMOUS, A2ARequest
 from covenant.exchange.access.tenants import Caller, TenantAccess, unauthenticated
 from covenant.exchange.cards import takes_sealed
@@ -80,8 +80,7 @@ class Headers(msgspec.Struct, frozen=True, gc=False):
 
 
 def headers_of(scope: Scope) -> Headers:
-    # Our own server has put them into the scope by name.
-    return Headers(scope[HEADERS_BY_NAME] if HEADERS_BY_NAME in scope else dict(scope["headers"]))
+    return Headers(scope[HEADERS_BY_NAME])
 
 
 class AdmittedCaller(msgspec.Struct, frozen=True):
@@ -97,40 +96,31 @@ class CallerScope(CancelScope):
     """A context around an operation that runs for one caller.
 
     The operation is ended `GRACE_S` after the caller has left (CallerGoneError) or its token has ended
-    (Unauthenticated). A task that the operation began continues. Without `send`, a caller that leaves is not noticed.
+    (Unauthenticated). A task that the operation began continues. Without an exchange, a caller that leaves is not
+    noticed.
     """
 
-    __slots__ = ("_before", "_caller", "_exchange", "_tenants", "_watch")
+    __slots__ = ("_before", "_caller", "_exchange", "_tenants")
 
-    def __init__(
-        self, tenants: TenantAccess, caller: Caller, send: Send | None = None, receive: Receive | None = None
-    ) -> None:
+    def __init__(self, tenants: TenantAccess, caller: Caller, exchange: HttpExchange | None = None) -> None:
         self._reason = None
         self._tenants = tenants
         self._caller = caller
-        # With our own server no listener is needed, which costs less; each blocking call passes here.
-        self._exchange = send if isinstance(send, HttpExchange) else None
-        self._watch: OnDisconnect | None = None
-        if self._exchange is None and send is not None and receive is not None:
-            self._watch = OnDisconnect(send, receive, self._on_disconnect)
+        self._exchange = exchange
 
     def __enter__(self) -> Self:
-        exchange, watch = self._exchange, self._watch
+        exchange = self._exchange
         self._work = exchange.task if exchange is not None else asyncio.current_task()
         self._tenants.open_session(self._caller, self._on_revoked)
         if exchange is not None:
             self._before, exchange.on_disconnect = exchange.on_disconnect, self._on_disconnect
             if exchange.disconnected:
                 self._on_disconnect()
-        elif watch is not None:
-            watch.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._exchange is not None:
             self._exchange.on_disconnect = self._before
-        elif self._watch is not None:
-            self._watch.__exit__(None, None, None)
         self._tenants.close_session(self._on_revoked)
         if self._reason is not None:
             super().__exit__(kind, error, at)
@@ -181,16 +171,16 @@ class Admission:
         """Whether a caller without a token may call this agent."""
         return self._anonymous(scope, agent_id) is not None
 
-    async def read_body(self, admitted: AdmittedCaller, receive: Receive, send: Send, bytes_max: int) -> bytes:
+    async def read_body(self, admitted: AdmittedCaller, exchange: HttpExchange, bytes_max: int) -> bytes:
         """The body of the request. Without a token, it counts against the pool until all of it has arrived."""
-        if isinstance(send, HttpExchange) and (body := send.take_whole_body(bytes_max)) is not None:
+        if (body := exchange.take_whole_body(bytes_max)) is not None:
             return body
         if not admitted.caller.anonymous:
-            body = await read_body(admitted.scope, receive, bytes_max)
+            body = await read_body(admitted.scope, exchange.receive, bytes_max)
             self.tenants.tenancy.check_valid(admitted.caller)
             return body
         with self.pool.lease(client_address(admitted.scope)) as take:
-            return await self.pool.read(admitted.scope, receive, bytes_max, take)
+            return await self.pool.read(admitted.scope, exchange.receive, bytes_max, take)
 
     def call(
         self, admitted: AdmittedCaller, operation: A2AOperation, dialect: Dialect, decode: Callable[[S], Any], params: S

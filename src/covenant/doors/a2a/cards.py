@@ -19,7 +19,8 @@ from covenant.doors.http.endpoint import MethodRouter
 from covenant.doors.http.host_names import AllowedOrigins, BaseUrl, forwarded, peer_address
 from covenant.doors.http.openapi import DescribedRoute
 from covenant.doors.http.request_body import read_body
-from covenant.doors.http.responses import Document, reply, reply_document, reply_problem
+from covenant.doors.http.responses import PROBLEM, Document, reply, reply_document, reply_refused
+from covenant.doors.http.server.http_exchange import exchange_of
 from covenant.doors.metrics import Meter
 from covenant.doors.waits import CallerGoneError
 from covenant.exchange.a2a_service import A2ARequest
@@ -222,7 +223,7 @@ class CardPages:
             call_id = unreadable.id
         except Refusal as refusal:
             self._meter.refused(TRANSPORT, refusal.code)
-            await reply_with_status(send, refusal)
+            reply_with_status(exchange_of(send), refusal)
             return
         except CallerGoneError:
             return
@@ -230,7 +231,7 @@ class CardPages:
             agent_url = f"{self._base_url.of(scope)}{AGENTS_PATH}/{{id}}"
             problem = Conflict("unsupported_operation", f"no agent is at this URL; an agent is called at {agent_url}")
         self._meter.refused(TRANSPORT, problem.code)
-        await reply(send, 200, jsonrpc.encode_refusal(call_id, problem, Version.V1))
+        reply(exchange_of(send), 200, jsonrpc.encode_refusal(call_id, problem, Version.V1))
 
     def _document(
         self, card: AgentCard, modified_ms: int, *, clean: bool, public: bool, varies: tuple[str, ...]
@@ -244,9 +245,9 @@ class CardPages:
                 document = await answer(scope)
             except Refusal as refusal:
                 self._meter.refused(TRANSPORT, refusal.code)
-                await reply_problem(send, refusal)
+                reply_refused(exchange_of(send), PROBLEM, refusal)
             else:
-                await reply_document(scope, send, document)
+                await reply_document(scope, exchange_of(send), document)
 
         return MethodRouter({"GET": page, "HEAD": page})
 

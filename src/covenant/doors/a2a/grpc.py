@@ -36,6 +36,7 @@ from covenant.doors.a2a.protobuf_json import RequestReader, ResponseWriter
 from covenant.doors.http.bearer_auth import TenantAuth, client_address
 from covenant.doors.http.host_names import as_host
 from covenant.doors.http.request_body import AnonymousPool
+from covenant.doors.http.server.http_exchange import HEADERS_BY_NAME
 from covenant.doors.http.server.tls_handshakes import ServerTls
 from covenant.doors.metrics import Timer
 from covenant.doors.waits import CancelScope
@@ -304,6 +305,7 @@ class GrpcCalls:
             "type": "http",
             "scheme": "http" if self._tls is None else "https",
             "headers": [(name.encode(), value) for name, value in headers.items()],
+            HEADERS_BY_NAME: {name.encode(): value for name, value in headers.items()},
             "query_string": b"",
             "client": parse_peer(context.peer()),
             "server": self._http_at,

@@ -9,14 +9,13 @@ instead of codes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Awaitable, Iterator, Mapping
 from functools import partial
 from time import perf_counter
 from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Scope, Send
 
 from covenant.doors.a2a.admission import TRANSPORT, Admission, AdmittedCaller, CallerScope, Headers, headers_of
 from covenant.doors.a2a.operations import (
@@ -38,8 +37,9 @@ from covenant.doors.waits import CallerGoneError
 from covenant.exchange.tasks.reader import TaskStream
 from covenant.model.errors import Invalid, NotFound, OverLimit, Refusal, Unauthenticated
 from covenant.wire import jsonrpc
-from covenant.wire.a2a.dialects import PROTO_V03, REQUESTS_PROTO_V03, REQUESTS_V1, V03, V1, Dialect
+from covenant.wire.a2a.dialects import PROTO_V03, V03, V1, Dialect
 from covenant.wire.a2a.error_codes import Version, rest_error
+from covenant.wire.a2a.request_decoder import query_params
 from covenant.wire.sse import KEEP_ALIVE, SseFormat
 
 EMPTY_BODIES: Final = frozenset({b"", b"null"})
@@ -49,9 +49,6 @@ CARDS: Final = frozenset({"agent-card.json", ".well-known/agent-card.json"})
 """The paths of the card below the agent's address. Official clients use the second."""
 A2A_JSON: Final[Header] = (b"content-type", b"application/a2a+json")
 EVENT_STREAM: Final[Header] = (b"content-type", b"text/event-stream")
-_DECODER_V1: Final = REQUESTS_V1
-_PUSH_CONFIGS: Final = "tasks/{}/pushNotificationConfigs"
-_DECODER_V03: Final = REQUESTS_PROTO_V03
 E = TypeVar("E", bound=Exception)
 
 
@@ -71,87 +68,24 @@ async def _write_frames(stream: TaskStream, call: A2ACall, sse: SseFormat, send:
     await send({"type": "http.response.body", "body": TOO_SLOW if stream.cut else b"", "more_body": False})
 
 
-@dataclass(frozen=True, slots=True)
-class RestCall:
-    """The parts of a request besides the agent: the ids in the path, the query, and the body."""
-
-    task_id: str
-    config_id: str
-    query: bytes = b""
-    body: bytes = b"{}"
-
-    @property
-    def ids(self) -> bytes:
-        """The ids as a JSON object."""
-        return msgspec.json.encode({"taskId": self.task_id, "id": self.config_id})
-
-    @property
-    def resource_name(self) -> bytes:
-        """The ids as the resource name of 0.3."""
-        return msgspec.json.encode({"name": f"tasks/{self.task_id}/pushNotificationConfigs/{self.config_id}"})
+Routes = Mapping[str, Mapping[str, A2AOperation]]
+"""The operations by path below the agent's address, with `{}` in place of ids, and by method."""
 
 
-class RestRoute(NamedTuple):
-    operation: A2AOperation
-    decode: Callable[[RestCall], Any]
-    """Decodes the request from the path, the query and the body."""
-    dialect: Dialect | None = None
-    """The dialect of the answer, if it differs from that of the other routes."""
-
-
-def _route(name: str, decode: Callable[[RestCall], Any], dialect: Dialect | None = None) -> RestRoute:
-    return RestRoute(BY_NAME[name], decode, dialect)
-
-
-_SUBSCRIBE: Final = _route("SubscribeToTask", lambda rest: _DECODER_V1.decode_subscribe(rest.body, rest.task_id))
-
-# Paths below the agent's address, with `{}` in place of ids.
-ROUTES_V1: Final[dict[str, dict[str, RestRoute]]] = {
-    "message:send": {"POST": _route("SendMessage", lambda rest: _DECODER_V1.decode_send(rest.body))},
-    "message:stream": {"POST": _route("SendStreamingMessage", lambda rest: _DECODER_V1.decode_send(rest.body))},
-    "tasks": {"GET": _route("ListTasks", lambda rest: _DECODER_V1.query_list_tasks(rest.query))},
-    "tasks/{}": {"GET": _route("GetTask", lambda rest: _DECODER_V1.query_get_task(rest.task_id, rest.query))},
-    "tasks/{}:cancel": {"POST": _route("CancelTask", lambda rest: _DECODER_V1.decode_cancel(rest.body, rest.task_id))},
-    "tasks/{}:subscribe": {"GET": _SUBSCRIBE, "POST": _SUBSCRIBE},
-    _PUSH_CONFIGS: {
-        "GET": _route(
-            "ListTaskPushNotificationConfigs", lambda rest: _DECODER_V1.query_list_push(rest.task_id, rest.query)
-        ),
-        "POST": _route(
-            "CreateTaskPushNotificationConfig", lambda rest: _DECODER_V1.decode_create_push(rest.body, rest.task_id)
-        ),
-    },
-    f"{_PUSH_CONFIGS}/{{}}": {
-        "GET": _route("GetTaskPushNotificationConfig", lambda rest: _DECODER_V1.decode_get_push(rest.ids)),
-        "DELETE": _route("DeleteTaskPushNotificationConfig", lambda rest: _DECODER_V1.decode_delete_push(rest.ids)),
-    },
-    "extendedAgentCard": {"GET": _route("GetExtendedAgentCard", lambda rest: _DECODER_V1.decode_nothing(rest.body))},
-}
-
-_SUBSCRIBE_V03: Final = _route("SubscribeToTask", lambda rest: _DECODER_V03.decode_subscribe(rest.body, rest.task_id))
-ROUTES_V03: Final[dict[str, dict[str, RestRoute]]] = {
-    "message:send": {"POST": _route("SendMessage", lambda rest: _DECODER_V03.decode_send(rest.body))},
-    "message:stream": {"POST": _route("SendStreamingMessage", lambda rest: _DECODER_V03.decode_send(rest.body))},
-    "tasks/{}": {"GET": _route("GetTask", lambda rest: _DECODER_V03.query_get_task(rest.task_id, rest.query))},
-    "tasks/{}:cancel": {"POST": _route("CancelTask", lambda rest: _DECODER_V03.decode_cancel(rest.body, rest.task_id))},
-    "tasks/{}:subscribe": {"GET": _SUBSCRIBE_V03, "POST": _SUBSCRIBE_V03},
-    _PUSH_CONFIGS: {
-        "GET": _route(
-            "ListTaskPushNotificationConfigs", lambda rest: _DECODER_V03.decode_list_push(b"{}", rest.task_id)
-        ),
-        "POST": _route(
-            "CreateTaskPushNotificationConfig", lambda rest: _DECODER_V03.decode_create_push(rest.body, rest.task_id)
-        ),
-    },
-    f"{_PUSH_CONFIGS}/{{}}": {
-        "GET": _route("GetTaskPushNotificationConfig", lambda rest: _DECODER_V03.decode_get_push(rest.resource_name)),
-        "DELETE": _route(
-            "DeleteTaskPushNotificationConfig", lambda rest: _DECODER_V03.decode_delete_push(rest.resource_name)
-        ),
-    },
-    # Official clients of 0.3 read this card, unlike every other object, in the form that it has over JSON-RPC.
-    "card": {"GET": _route("GetExtendedAgentCard", lambda rest: _DECODER_V03.decode_nothing(rest.body), V03)},
-}
+def _routes(**names: str) -> Routes:
+    """The routes that both versions have, and those in `names`: GETs of an operation."""
+    push = "TaskPushNotificationConfig"
+    paths: dict[str, dict[str, str]] = {
+        "message:send": {"POST": "SendMessage"},
+        "message:stream": {"POST": "SendStreamingMessage"},
+        "tasks/{}": {"GET": "GetTask"},
+        "tasks/{}:cancel": {"POST": "CancelTask"},
+        "tasks/{}:subscribe": {"GET": "SubscribeToTask", "POST": "SubscribeToTask"},
+        "tasks/{}/pushNotificationConfigs": {"GET": f"List{push}s", "POST": f"Create{push}"},
+        "tasks/{}/pushNotificationConfigs/{}": {"GET": f"Get{push}", "DELETE": f"Delete{push}"},
+        **{path: {"GET": name} for path, name in names.items()},
+    }
+    return {path: {method: BY_NAME[name] for method, name in named.items()} for path, named in paths.items()}
 
 
 class RestDialect(NamedTuple):
@@ -159,11 +93,13 @@ class RestDialect(NamedTuple):
 
     prefix: str
     dialect: Dialect
-    routes: dict[str, dict[str, RestRoute]]
+    card_dialect: Dialect
+    routes: Routes
 
 
-REST_V1: Final = RestDialect("", V1, ROUTES_V1)
-REST_V03: Final = RestDialect("v1/", PROTO_V03, ROUTES_V03)
+REST_V1: Final = RestDialect("", V1, V1, _routes(tasks="ListTasks", extendedAgentCard="GetExtendedAgentCard"))
+# Official clients of 0.3 read its card, unlike every other object, in the form that it has over JSON-RPC.
+REST_V03: Final = RestDialect("v1/", PROTO_V03, V03, _routes(card="GetExtendedAgentCard"))
 
 
 class A2AObject(msgspec.Struct, frozen=True):
@@ -175,11 +111,11 @@ def _described() -> Iterator[DescribedRoute]:
     agent = f"{PREFIX}{{agent_id}}"
     rpc = "Call an operation of an agent by JSON-RPC, in the dialect of 1.0 or of 0.3; streams are server-sent events"
     yield DescribedRoute("POST", agent, "a2a_json_rpc", rpc, jsonrpc.JsonRpcResponse, request=jsonrpc.JsonRpcRequest)
-    for prefix, dialect, routes in (REST_V1, REST_V03):
+    for prefix, dialect, _, routes in (REST_V1, REST_V03):
         suffix = "" if dialect is V1 else "_v03"
         for route_key, by_method in routes.items():
             path = prefix + route_key.replace("{}", "{task_id}", 1).replace("{}", "{config_id}")
-            for method, (operation, _, _) in by_method.items():
+            for method, operation in by_method.items():
                 yield DescribedRoute(
                     method,
                     f"{agent}/{path}",
@@ -195,15 +131,14 @@ def _described() -> Iterator[DescribedRoute]:
 DESCRIBED: Final = tuple(_described())
 
 
-def split_path(path: str) -> tuple[str, str, str]:
-    """The key of a path in a table of routes, and the task's and the configuration's id in the path."""
+def split_path(path: str) -> tuple[str, list[str]]:
+    """The key of a path in a table of routes, and the ids in the path: a task's, and a push configuration's."""
     parts = path.strip("/").split("/")
     if parts[0] != "tasks" or len(parts) == 1:
-        return path.strip("/"), "", ""
+        return path.strip("/"), []
     task_id, colon, verb = parts[1].partition(":")
-    config_id = parts[3] if len(parts) == 4 else ""
     key = "/".join(["tasks", f"{{}}{colon}{verb}", *parts[2:3], *["{}"] * len(parts[3:4]), *parts[4:]])
-    return key, task_id, config_id
+    return key, [task_id, *parts[3:4]]
 
 
 class _Binding:
@@ -217,37 +152,33 @@ class _Binding:
         self,
         operation: A2AOperation,
         call: A2ACall,
-        receive: Receive,
-        send: Send,
+        exchange: HttpExchange,
         *,
         wrapper: tuple[bytes, bytes] = (b"", b""),
         content_type: Header = JSON,
     ) -> None:
         """Answers or streams. `wrapper`: the bytes before and after each answer or event."""
-        if call.ask.extensions and (active := self._admission.activated(call)) and isinstance(send, HttpExchange):
-            send.add_headers(((b"a2a-extensions", active.encode("latin-1")),))
+        if call.ask.extensions and (active := self._admission.activated(call)):
+            exchange.add_headers(((b"a2a-extensions", active.encode("latin-1")),))
         if operation.open_stream is None:
             assert operation.run is not None
             if operation.may_block:
-                with CallerScope(self._admission.tenants.tenancy, call.ask.caller, send, receive):
+                with CallerScope(self._admission.tenants.tenancy, call.ask.caller, exchange):
                     result = await operation.run(self._services, call)
             else:
                 result = await operation.run(self._services, call)
             answer = operation.encode(self._services, call, result)
-            if isinstance(send, HttpExchange):  # our own server answers without a coroutine
-                send.answer(200, (content_type, NO_STORE), answer.join(wrapper))
-            else:
-                await reply(send, 200, answer.join(wrapper), content_type=content_type)
+            exchange.answer(200, (content_type, NO_STORE), answer.join(wrapper))
             return
         tenants = self._admission.tenants
         with tenants.limiter.streaming(call.ask.caller):
             stream = await operation.open_stream(self._services, call)
             write = partial(_write_frames, stream, call, SseFormat(*wrapper, named=call.dialect.named_events))
-            await serve_stream(stream, call.ask.caller, write, tenancy=tenants.tenancy, receive=receive, send=send)
+            await serve_stream(stream, call.ask.caller, write, tenants.tenancy, exchange)
 
 
 class RestBinding(_Binding):
-    async def answer(self, agent_id: str, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(self, agent_id: str, path: str, scope: Scope, exchange: HttpExchange) -> None:
         headers, started_s = headers_of(scope), perf_counter()
         served = REST_V03 if path.startswith(REST_V03.prefix) else REST_V1
         plain_json = served is REST_V03 or (headers.get(b"content-type") or "").startswith("application/json")
@@ -256,39 +187,38 @@ class RestBinding(_Binding):
         name = "unknown"
         try:
             admitted = await self._admission.enter(scope, headers, agent_id)
-            route_key, task_id, config_id = split_path(path.removeprefix(served.prefix))
+            route_key, ids = split_path(path.removeprefix(served.prefix))
             by_method = served.routes.get(route_key)
             if by_method is None:
                 raise NotFound("unknown_method", "there is no operation at this path; /docs lists all operations")
-            found = by_method.get(scope["method"])
-            if found is None:
-                await _not_allowed(send, error_type, tuple(by_method), served.dialect)
+            operation = by_method.get(scope["method"])
+            if operation is None:
+                _not_allowed(exchange, error_type, tuple(by_method), served.dialect)
                 return
-            name = found.operation.name
+            name = operation.name
             with self._admission.tenants.limiter.connected(admitted.caller):
-                body = await self._body(admitted, receive, send)
-                rest = RestCall(task_id, config_id, scope["query_string"], body)
-                pushes_off = found.operation.pushes and self._services.pushes is None
-                call = self._admission.call(
-                    admitted,
-                    found.operation,
-                    found.dialect or served.dialect,
-                    skip_params if pushes_off else found.decode,
-                    rest,
-                )
-                await self._run(found.operation, call, receive, send, content_type=content_type)
+                body = await self._body(admitted, exchange)
+
+                def decode(body: bytes) -> Any:
+                    read = operation.decode(served.dialect.requests)
+                    return read(query_params(scope["query_string"]) if scope["method"] == "GET" else body, *ids)
+
+                pushes_off = operation.pushes and self._services.pushes is None
+                dialect = served.card_dialect if operation.name == "GetExtendedAgentCard" else served.dialect
+                call = self._admission.call(admitted, operation, dialect, skip_params if pushes_off else decode, body)
+                await self._run(operation, call, exchange, content_type=content_type)
         except CallerGoneError:
             return
         except Exception as error:  # noqa: BLE001  (an internal error tells the client nothing)
-            await self._refuse(send, content_refusal(error, headers), error_type, name, served.dialect)
+            self._refuse(exchange, content_refusal(error, headers), error_type, name, served.dialect)
         finally:
             self._admission.meter.timer(TRANSPORT, name).observe(perf_counter() - started_s)
 
-    async def _body(self, admitted: AdmittedCaller, receive: Receive, send: Send) -> bytes:
+    async def _body(self, admitted: AdmittedCaller, exchange: HttpExchange) -> bytes:
         """The body. A request that needs none may have none, or `null`, as the official client in Go sends it."""
         if admitted.scope["method"] != "POST":
             return b"{}"
-        body = await self._admission.read_body(admitted, receive, send, self._body_bytes_max)
+        body = await self._admission.read_body(admitted, exchange, self._body_bytes_max)
         if not body.isascii():
             try:
                 # The decoder does not check strings that it skips.
@@ -297,31 +227,33 @@ class RestBinding(_Binding):
                 raise Invalid("invalid_json", f"the request is not UTF-8: {wrong.reason}") from None
         return body if body.strip() not in EMPTY_BODIES else b"{}"
 
-    async def _refuse(self, send: Send, error: Exception, content_type: Header, name: str, dialect: Dialect) -> None:
+    def _refuse(
+        self, exchange: HttpExchange, error: Exception, content_type: Header, name: str, dialect: Dialect
+    ) -> None:
         if not isinstance(error, Refusal):
             log.error("a2a.failed", extra={"operation": name}, exc_info=error)
         self._admission.meter.refused(TRANSPORT, error.code if isinstance(error, Refusal) else "internal")
         status, body = rest_error(error, dialect.version)
         headers = refusal_headers(error) if isinstance(error, Refusal) else ()
-        await reply(send, status, body, headers, content_type=content_type)
+        reply(exchange, status, body, headers, content_type=content_type)
 
 
-async def _not_allowed(send: Send, content_type: Header, methods: tuple[str, ...], dialect: Dialect) -> None:
+def _not_allowed(exchange: HttpExchange, content_type: Header, methods: tuple[str, ...], dialect: Dialect) -> None:
     allowed = ", ".join(methods)
     status, body = rest_error(Invalid("method_not_allowed", f"this path takes {allowed}"), dialect.version)
-    await reply(send, status, body, [(b"allow", allowed.encode())], content_type=content_type)
+    reply(exchange, status, body, [(b"allow", allowed.encode())], content_type=content_type)
 
 
 class JsonRpcBinding(_Binding):
-    async def answer(self, agent_id: str, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(self, agent_id: str, scope: Scope, exchange: HttpExchange) -> None:
         admission, headers, call_id = self._admission, headers_of(scope), jsonrpc.NULL
         meter = admission.meter
         try:
             admitted = await admission.enter(scope, headers, agent_id)
             with admission.tenants.limiter.connected(admitted.caller):
-                body = send.take_whole_body(self._body_bytes_max) if isinstance(send, HttpExchange) else None
+                body = exchange.take_whole_body(self._body_bytes_max)
                 if body is None:
-                    body = await admission.read_body(admitted, receive, send, self._body_bytes_max)
+                    body = await admission.read_body(admitted, exchange, self._body_bytes_max)
                 call = jsonrpc.decode_call(body)
                 call_id = call.id
                 method = METHODS.get(call.method)
@@ -333,43 +265,43 @@ class JsonRpcBinding(_Binding):
                 started_s = perf_counter()
                 try:
                     request = admission.call(admitted, operation, dialect, decode, call.params)
-                    await self._run(operation, request, receive, send, wrapper=jsonrpc.result_frame(call.id))
+                    await self._run(operation, request, exchange, wrapper=jsonrpc.result_frame(call.id))
                 except (OverLimit, Unauthenticated, CallerGoneError):
                     # Answered below, with its HTTP status.
                     raise
                 except Refusal as refusal:
                     meter.refused(TRANSPORT, refusal.code)
-                    await _refuse_call(send, call_id, refusal, method)
+                    _refuse_call(exchange, call_id, refusal, method)
                 except Exception as error:  # the client is told nothing of the cause; the log has it
                     log.exception("a2a.failed", extra={"operation": operation.name})
                     meter.refused(TRANSPORT, "internal")
-                    await _refuse_call(send, call_id, error, method)
+                    _refuse_call(exchange, call_id, error, method)
                 finally:
                     self._timers[operation.name].observe(perf_counter() - started_s)
         except jsonrpc.UnreadableCall as unreadable:
             problem = content_refusal(unreadable, headers)
             meter.refused(TRANSPORT, problem.code)
-            await reply(send, 200, jsonrpc.encode_refusal(unreadable.id, problem, Version.V1))
+            reply(exchange, 200, jsonrpc.encode_refusal(unreadable.id, problem, Version.V1))
         except Refusal as refusal:
             meter.refused(TRANSPORT, refusal.code)
-            await reply_with_status(send, refusal, call_id)
+            reply_with_status(exchange, refusal, call_id)
         except CallerGoneError:
             return
 
 
-async def _refuse_call(send: Send, call_id: bytes, error: Exception, method: RpcMethod) -> None:
+def _refuse_call(exchange: HttpExchange, call_id: bytes, error: Exception, method: RpcMethod) -> None:
     """Refuses a call. Clients of 0.3 read the answer to a stream as a stream, so there it is one event."""
     body = jsonrpc.encode_refusal(call_id, error, method.dialect.version)
     if method.dialect is V03 and method.operation.open_stream is not None:
-        await reply(send, 200, b"event: message\ndata: %b\n\n" % body, content_type=EVENT_STREAM)
+        reply(exchange, 200, b"event: message\ndata: %b\n\n" % body, content_type=EVENT_STREAM)
     else:
-        await reply(send, 200, body)
+        reply(exchange, 200, body)
 
 
-async def reply_with_status(send: Send, refusal: Refusal, call_id: bytes = jsonrpc.NULL) -> None:
+def reply_with_status(exchange: HttpExchange, refusal: Refusal, call_id: bytes = jsonrpc.NULL) -> None:
     """Refuses with an HTTP status; the body is JSON-RPC's error object."""
     body = jsonrpc.encode_refusal(call_id, refusal, Version.V1)
-    await reply(send, refusal.status, body, refusal_headers(refusal))
+    reply(exchange, refusal.status, body, refusal_headers(refusal))
 
 
 def content_refusal(error: E, headers: Headers) -> E | Refusal:
@@ -382,6 +314,10 @@ def content_refusal(error: E, headers: Headers) -> E | Refusal:
     return Invalid("content_type_not_supported", f"{error.message}; its Content-Type is {content_type[:100]!r}")
 
 
+async def _refuse_method(exchange: HttpExchange) -> None:
+    reply_not_allowed(exchange, PROBLEM, ("GET", "HEAD", "POST"))
+
+
 class A2ADoor:
     """`cards` serves the cards of agents, which are documents and not operations."""
 
@@ -390,18 +326,18 @@ class A2ADoor:
         self._rest = RestBinding(admission, services, body_bytes_max=body_bytes_max)
         self._cards = cards
 
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+    def serve(self, scope: Scope, exchange: HttpExchange) -> Awaitable[None]:
         agent_id, _, subpath = scope["path"][len(PREFIX) :].partition("/")
         subpath = subpath.rstrip("/")
         if not subpath:
             if scope["method"] == "POST":
-                return self._rpc.answer(agent_id, scope, receive, send)
+                return self._rpc.answer(agent_id, scope, exchange)
             if scope["method"] in ("GET", "HEAD"):
-                return self._cards(scope, receive, send)
-            return reply_not_allowed(send, PROBLEM, ("GET", "HEAD", "POST"))
+                return self._cards(scope, exchange.receive, exchange)
+            return _refuse_method(exchange)
         if subpath in CARDS:
-            return self._cards(scope, receive, send)
-        return self._rest.answer(agent_id, subpath, scope, receive, send)
+            return self._cards(scope, exchange.receive, exchange)
+        return self._rest.answer(agent_id, subpath, scope, exchange)
 
     def refusal_form(self, path: str, refusal: Refusal) -> tuple[tuple[Header, ...], bytes]:
         """The headers and body of a refusal before there is a call to answer."""

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from starlette.routing import BaseRoute, Router
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from covenant.doors.a2a.http_bindings import PREFIX, A2ADoor
 from covenant.doors.http.bearer_auth import TenantAuth, credential_of
+from covenant.doors.http.server.http_exchange import HttpExchange
 from covenant.exchange.access.tenants import Caller
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ class OwnAgents:
 
         return InProcessChannel(self._grpc, caller)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        serve: ASGIApp = self._door if scope["path"].startswith(PREFIX) else self._pages
-        await serve(scope, receive, send)
+    async def serve(self, exchange: HttpExchange) -> None:
+        if exchange.scope["path"].startswith(PREFIX):
+            await self._door.serve(exchange.scope, exchange)
+        else:
+            await self._pages(exchange.scope, exchange.receive, exchange)

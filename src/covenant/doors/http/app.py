@@ -1,13 +1,13 @@
 """All HTTP doors as one.
 
-The prefixes of A2A and the four routes of the mailbox that carry its traffic are looked up first; all other requests go
+The prefix of A2A and the four routes of the mailbox that carry its traffic are looked up first; all other requests go
 through the router. No request reaches a route before its `Host` is allowed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 from starlette.requests import Request
@@ -15,14 +15,15 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from covenant.doors.http.endpoint import MethodRouter, OperationEndpoint
+from covenant.doors.a2a.http_bindings import PREFIX, A2ADoor
+from covenant.doors.http.endpoint import OperationEndpoint, routes_of_calls
 from covenant.doors.http.health import Health
 from covenant.doors.http.host_names import LOOPBACK, AllowedHosts, AllowedOrigins, cors_headers, reply_preflight
 from covenant.doors.http.openapi import DescribedRoute, Page, Reference, document
 from covenant.doors.http.responses import MAILBOX, refusal_form, reply_refused, style_of
 from covenant.doors.http.server.bounds import DEFAULTS
-from covenant.doors.http.server.http_exchange import HEADERS_BY_NAME, Door, Header, HttpExchange
-from covenant.doors.operator_api.operation import AnyApiOperation, ApiContext
+from covenant.doors.http.server.http_exchange import HEADERS_BY_NAME, Door, Header, HttpExchange, exchange_of
+from covenant.doors.operator_api.operation import ApiContext
 from covenant.doors.operator_api.operation_table import OPERATIONS
 from covenant.model.errors import Forbidden, NotFound, Refusal
 from covenant.model.task import Hop
@@ -57,15 +58,6 @@ on, the card for callers without a token, the reference for people and for progr
 _TRACE_NAMES: Final = {TRACEPARENT.encode(): TRACEPARENT, TRACESTATE.encode(): TRACESTATE}
 
 
-class PrefixDoor(Protocol):
-    """Answers for everything below a prefix."""
-
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]: ...
-
-    def refusal_form(self, path: str, refusal: Refusal) -> tuple[tuple[Header, ...], bytes]:
-        """The headers and body of a refusal in this door's form."""
-
-
 class HttpDoor:
     """`router` has every route, the hot ones too."""
 
@@ -75,13 +67,11 @@ class HttpDoor:
         hot: Mapping[tuple[str, str], ASGIApp],
         hosts: AllowedHosts,
         origins: AllowedOrigins,
-        prefix_doors: Sequence[tuple[str, PrefixDoor]] = (),
+        a2a: A2ADoor | None = None,
     ) -> None:
         self.router = router
         self._hot = hot
-        self._prefix_doors = tuple(prefix_doors)
-        # Bound once: calling an object through its `__call__` is slower.
-        self._prefix_calls = tuple((prefix, door.__call__) for prefix, door in prefix_doors)
+        self._a2a = a2a
         self._hosts = hosts
         self._host_decisions = hosts.decisions
         self._origins = origins
@@ -91,29 +81,30 @@ class HttpDoor:
         """Returns the awaitable of the answer: a coroutine around it would cost time at each suspension."""
         scope = exchange.scope
         if not self._host_decisions.get(scope[HEADERS_BY_NAME].get(b"host")) and not self._hosts.allows(scope):
-            refusal = Forbidden(
-                "host_not_allowed",
-                "the Host header names a host that this daemon does not serve; "
-                "the operator adds it to http.allowed_hosts",
-            )
-            return reply_refused(exchange, MAILBOX, refusal)
+            return _refuse_host(exchange)
         if self._any_origins and (origin := self._origins.of(scope)) is not None:
             exchange.add_headers(cors_headers(origin))
             if scope["method"] == "OPTIONS":
                 return reply_preflight(exchange)
         path: str = scope["path"]
-        for prefix, serve in self._prefix_calls:
-            if path.startswith(prefix):
-                return serve(scope, exchange.receive, exchange)
+        if self._a2a is not None and path.startswith(PREFIX):
+            return self._a2a.serve(scope, exchange)
         hot = self._hot.get((scope["method"], path))
         return (hot or self.router)(scope, exchange.receive, exchange)
 
     def refusal_form(self, path: str, refusal: Refusal) -> tuple[tuple[Header, ...], bytes]:
         """The headers and body of a refusal, in the form of the door at this path."""
-        for prefix, door in self._prefix_doors:
-            if path.startswith(prefix):
-                return door.refusal_form(path, refusal)
+        if self._a2a is not None and path.startswith(PREFIX):
+            return self._a2a.refusal_form(path, refusal)
         return refusal_form(style_of(path), refusal)
+
+
+async def _refuse_host(exchange: HttpExchange) -> None:
+    refusal = Forbidden(
+        "host_not_allowed",
+        "the Host header names a host that this daemon does not serve; the operator adds it to http.allowed_hosts",
+    )
+    reply_refused(exchange, MAILBOX, refusal)
 
 
 def build_http(
@@ -125,34 +116,24 @@ def build_http(
     metrics_token: str = "",
     notices: Callable[[], Sequence[str]] = tuple,
     more_routes: Sequence[BaseRoute] = (),
-    prefix_doors: Sequence[tuple[str, PrefixDoor]] = (),
+    a2a: A2ADoor | None = None,
     described: Sequence[DescribedRoute] = (),
     dashboard: str = "",
 ) -> HttpDoor:
-    """`more_routes` are other doors on the same port; `prefix_doors` are doors that answer for everything below a
-    prefix; `described` has the routes of both for the OpenAPI document. `dashboard`: where `/` redirects a browser, if
-    anywhere. `notices`: problems that `/readyz` reports to the operator."""
+    """`more_routes` are other doors on the same port; `a2a` answers for everything below its prefix. `described` has
+    the routes of both for the OpenAPI document. `dashboard`: where `/` redirects a browser, if anywhere. `notices`:
+    problems that `/readyz` reports to the operator."""
     calls = {
         operation.kind: OperationEndpoint(operation, api, body_bytes_max=body_bytes_max) for operation in OPERATIONS
     }
     health = Health(api, metrics_token=metrics_token, notices=notices)
-    routes = [*_operation_routes(calls), *_page_routes(health, api.version, described, dashboard), *more_routes]
+    served = routes_of_calls((operation.method, operation.path, calls[operation.kind]) for operation in OPERATIONS)
+    routes = [*served, *_page_routes(health, api.version, described, dashboard), *more_routes]
     router = Router(routes, redirect_slashes=False, default=_not_found)
     hot: dict[tuple[str, str], ASGIApp] = {
         (operation.method, operation.path): calls[operation.kind] for operation in OPERATIONS if operation.kind in HOT
     }
-    return HttpDoor(router, hot, AllowedHosts(allowed_hosts), AllowedOrigins(origins), prefix_doors)
-
-
-def _operation_routes(calls: Mapping[str, ASGIApp]) -> list[BaseRoute]:
-    paths: dict[str, dict[str, ASGIApp]] = {}
-    for operation in sorted(OPERATIONS, key=_hot_first):
-        paths.setdefault(operation.path, {})[operation.method] = calls[operation.kind]
-    return [Route(path, MethodRouter(by_method), name=path) for path, by_method in paths.items()]
-
-
-def _hot_first(operation: AnyApiOperation) -> bool:
-    return operation.kind not in HOT
+    return HttpDoor(router, hot, AllowedHosts(allowed_hosts), AllowedOrigins(origins), a2a)
 
 
 def _page_routes(health: Health, version: str, described: Sequence[DescribedRoute], dashboard: str) -> list[BaseRoute]:
@@ -183,16 +164,13 @@ def _page_routes(health: Health, version: str, described: Sequence[DescribedRout
         "/openapi.json": openapi,
         "/docs": docs,
     }
-    routes: list[BaseRoute] = []
-    for page in PAGES:
-        call = Route(page.path, endpoints[page.path]).app
-        routes.append(Route(page.path, MethodRouter({"GET": call, "HEAD": call}), name=page.path))
-    return routes
+    apps = {path: Route(path, endpoint).app for path, endpoint in endpoints.items()}
+    return routes_of_calls((method, page.path, apps[page.path]) for page in PAGES for method in ("GET", "HEAD"))
 
 
 async def _not_found(scope: Scope, _: Receive, send: Send) -> None:
     unknown = NotFound("unknown_route", "there is no route at this path; GET / says where to begin")
-    await reply_refused(send, style_of(scope["path"]), unknown)
+    reply_refused(exchange_of(send), style_of(scope["path"]), unknown)
 
 
 class TracedDoor:

@@ -14,6 +14,7 @@ from starlette.types import Scope
 
 from covenant.doors.http.host_names import peer_address
 from covenant.doors.http.responses import TRANSPORT
+from covenant.doors.http.server.http_exchange import HEADERS_BY_NAME
 from covenant.exchange.access.principals import IdentityAuth, Principal
 from covenant.exchange.access.tenants import Caller, TenantAccess, TenantLimiter
 from covenant.model.errors import Refusal
@@ -122,11 +123,8 @@ def bearer_token(scope: Scope) -> str | None:
 
 
 def credential_of(scope: Scope) -> bytes | None:
-    for name, value in scope["headers"]:
-        if name == b"authorization":
-            credential: bytes = value
-            return credential
-    return None
+    credential: bytes | None = scope[HEADERS_BY_NAME].get(b"authorization")
+    return credential
 
 
 def token_in(credential: bytes) -> str | None:

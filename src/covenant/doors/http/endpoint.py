@@ -28,11 +28,11 @@ from covenant.doors.http.responses import (
     reply_refused,
     style_of,
 )
-from covenant.doors.http.server.http_exchange import Header, HttpExchange
+from covenant.doors.http.server.http_exchange import HEADERS_BY_NAME, Header, HttpExchange, exchange_of
 from covenant.doors.http.server.http_refusals import CLOSE, internal
 from covenant.doors.metrics import Meter
 from covenant.doors.operator_api.operation import ApiAnswer, ApiContext, ApiOperation, expand_ids, has_short_id
-from covenant.doors.waits import CallerGoneError, OnDisconnect, while_connected
+from covenant.doors.waits import CallerGoneError, on_disconnect, while_connected
 from covenant.exchange.access.principals import Principal
 from covenant.exchange.access.tenants import Caller, TenantAccess, unauthenticated
 from covenant.exchange.tasks.reader import TaskStream
@@ -78,30 +78,31 @@ class Endpoint(ABC):
         self._meter = meter
         self._timer = meter.timer(style.transport, name)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started_s = perf_counter()
+    async def __call__(self, scope: Scope, _: Receive, send: Send) -> None:
+        started_s, exchange = perf_counter(), exchange_of(send)
         try:
-            await self._answer(scope, receive, send)
+            await self._answer(scope, exchange)
         except CallerGoneError:
             return
         except Exception as error:  # noqa: BLE001  (the client is told nothing of the cause)
-            await self._refuse(send, error)
+            self._refuse(exchange, error)
         finally:
             if not self._streams:
                 self._timer.observe(perf_counter() - started_s)
 
     @abstractmethod
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+    async def _answer(self, scope: Scope, exchange: HttpExchange) -> None:
+        """`scope` has the parameters in the path; of the dashboard's operations it is not the exchange's own."""
 
-    async def _refuse(self, send: Send, error: Exception, headers: Sequence[Header] = ()) -> None:
+    def _refuse(self, exchange: HttpExchange, error: Exception, headers: Sequence[Header] = ()) -> None:
         if not isinstance(error, Refusal):
             log.error(self._style.failed, extra={"operation": self._name}, exc_info=error)
             error = internal()
         self._meter.refused(self._style.transport, error.code)
-        if isinstance(send, HttpExchange) and send.begun:
+        if exchange.begun:
             return  # too late for another answer: the server aborts this one
         closing = (CLOSE,) if error.code == BODY_TOO_LARGE else ()
-        await reply_refused(send, self._style, error, (*headers, *closing))
+        reply_refused(exchange, self._style, error, (*headers, *closing))
 
 
 class OperationEndpoint(Endpoint, Generic[R]):
@@ -125,7 +126,7 @@ class OperationEndpoint(Endpoint, Generic[R]):
         # For every GET without a query. Requests are frozen, so all such calls share one object.
         self._default_request = msgspec.convert({}, operation.request) if not operation.in_body else None
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, scope: Scope, exchange: HttpExchange) -> None:
         credential = credential_of(scope)
         caller = principal_of(self._identity_auth, credential)
         if caller is None and self._operation.for_tenants:
@@ -134,8 +135,8 @@ class OperationEndpoint(Endpoint, Generic[R]):
             raise await audit_refused_caller(self._identity_auth, scope, credential, self._services.tenancy)
         body = b""
         if self._in_body:
-            found = send.take_whole_body(self._body_bytes_max) if isinstance(send, HttpExchange) else None
-            body = await read_body(scope, receive, self._body_bytes_max) if found is None else found
+            found = exchange.take_whole_body(self._body_bytes_max)
+            body = await read_body(scope, exchange.receive, self._body_bytes_max) if found is None else found
             if found is None and caller.tenant is not None:
                 self._services.tenancy.check_valid(caller)
             elif found is None and not self._identity_auth.is_valid(caller):
@@ -144,10 +145,10 @@ class OperationEndpoint(Endpoint, Generic[R]):
         if request.ids and has_short_id(request):
             request = await expand_ids(self._services, caller, request)
         if self._operation.wait is not None and getattr(request, "wait_ms", None):
-            answer = await self._wait(caller, request, scope, receive, send)
+            answer = await self._wait(caller, request, scope, exchange)
         else:
             answer = await self._run(self._services, caller, request)
-        await reply(send, self._operation.status, self._encode(answer))
+        reply(exchange, self._operation.status, self._encode(answer))
 
     def _tenant(self, credential: bytes | None) -> Principal | None:
         """The tenant of this credential, with one request of its rate spent."""
@@ -173,13 +174,13 @@ class OperationEndpoint(Endpoint, Generic[R]):
             return msgspec.structs.replace(request, **scope["path_params"])
         return request
 
-    async def _wait(self, caller: Principal, request: R, scope: Scope, receive: Receive, send: Send) -> ApiAnswer:
+    async def _wait(self, caller: Principal, request: R, scope: Scope, exchange: HttpExchange) -> ApiAnswer:
         wait = self._operation.wait
         assert wait is not None
-        if isinstance(send, HttpExchange) and not send.body_complete:
+        if not exchange.body_complete:
             # While a part of the request is unread, the server does not notice that the caller leaves.
-            await read_body(scope, receive, self._body_bytes_max)
-        with self._waits.pause(caller) as pause, OnDisconnect(send, receive, pause.leave):
+            await read_body(scope, exchange.receive, self._body_bytes_max)
+        with self._waits.pause(caller) as pause, on_disconnect(exchange, pause.leave):
             return await wait(self._services, caller, request, pause)
 
 
@@ -205,7 +206,7 @@ class TenantCall:
         return query_string
 
     def header(self, name: bytes) -> str | None:
-        value = next((value for each, value in self.scope["headers"] if each == name), None)
+        value: bytes | None = self.scope[HEADERS_BY_NAME].get(name)
         return value.decode("latin-1") if value is not None else None
 
     @property
@@ -234,47 +235,41 @@ class TenantEndpoint(Endpoint):
         self._auth = auth
         self._body_bytes_max = body_bytes_max
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, scope: Scope, exchange: HttpExchange) -> None:
         caller = await self._auth.enter(scope)
         limiter = self._auth.limiter
         with limiter.connected(caller), limiter.streaming(caller) if self._streams else _NO_LIMIT:
-            found = send.take_whole_body(self._body_bytes_max) if isinstance(send, HttpExchange) else None
-            body = await read_body(scope, receive, self._body_bytes_max) if found is None else found
+            found = exchange.take_whole_body(self._body_bytes_max)
+            body = await read_body(scope, exchange.receive, self._body_bytes_max) if found is None else found
             if found is None:
                 self._auth.tenancy.check_valid(caller)
             request = TenantCall(caller, scope, body)
             if not self._streams:
                 status, answer = await self._run(request)
-                await reply(send, status, _encode(answer))
+                reply(exchange, status, _encode(answer))
                 return
             started_s = perf_counter()
             try:
                 stream, write = await self._run(request)
             finally:
                 self._timer.observe(perf_counter() - started_s)
-            await serve_stream(stream, caller, write, tenancy=self._auth.tenancy, receive=receive, send=send)
+            await serve_stream(stream, caller, write, self._auth.tenancy, exchange)
 
 
 async def serve_stream(
-    stream: TaskStream,
-    caller: Caller,
-    write: Writer,
-    *,
-    tenancy: TenantAccess,
-    receive: Receive,
-    send: Send,
+    stream: TaskStream, caller: Caller, write: Writer, tenancy: TenantAccess, exchange: HttpExchange
 ) -> None:
     """Serves a stream, which `write` formats. If the caller leaves or its token ends, the stream ends, not the task."""
     try:
         with (
             stream,
-            while_connected(send, receive) as work,
+            while_connected(exchange) as work,
             tenancy.session(caller, lambda: work.end(unauthenticated())),
         ):
-            await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-            await write(send)
+            await exchange({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+            await write(exchange)
     except Unauthenticated:
-        await send({"type": "http.response.body", "body": _REVOKED, "more_body": False})
+        await exchange({"type": "http.response.body", "body": _REVOKED, "more_body": False})
     except CallerGoneError:
         return
 
@@ -289,7 +284,7 @@ class MethodRouter:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         call = self.calls.get(scope["method"])
         if call is None:
-            await reply_not_allowed(send, self._style or style_of(scope["path"]), self.calls)
+            reply_not_allowed(exchange_of(send), self._style or style_of(scope["path"]), self.calls)
         else:
             await call(scope, receive, send)
 
@@ -298,10 +293,16 @@ def described_routes(
     described: Iterable[DescribedRoute], calls: Mapping[str, ASGIApp], style: Style | None = None
 ) -> list[BaseRoute]:
     """The routes of these descriptions, each with the callable that answers it, by name."""
+    return routes_of_calls(((each.method, each.path, calls[each.name]) for each in described), style)
+
+
+def routes_of_calls(calls: Iterable[tuple[str, str, ASGIApp]], style: Style | None = None) -> list[BaseRoute]:
+    """The routes of these callables, each with its method and path. Paths with parameters come last."""
     paths: dict[str, dict[str, ASGIApp]] = {}
-    for each in described:
-        paths.setdefault(each.path, {})[each.method] = calls[each.name]
-    return [Route(path, MethodRouter(by_method, style), name=path) for path, by_method in paths.items()]
+    for method, path, call in calls:
+        paths.setdefault(path, {})[method] = call
+    ordered = sorted(paths.items(), key=lambda each: "{" in each[0])
+    return [Route(path, MethodRouter(by_method, style), name=path) for path, by_method in ordered]
 
 
 def tenant_routes(

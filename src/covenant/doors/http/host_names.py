@@ -14,7 +14,7 @@ from typing import Final
 from starlette.types import Scope
 
 from covenant.doors.http.responses import send_answer
-from covenant.doors.http.server.http_exchange import Header, HttpExchange
+from covenant.doors.http.server.http_exchange import HEADERS_BY_NAME, Header, HttpExchange
 
 PREFLIGHT_AGE_S: Final = 600
 
@@ -39,15 +39,12 @@ class AllowedOrigins:
 
     def of(self, scope: Scope) -> bytes | None:
         """The request's origin, if it is allowed."""
-        for name, value in scope["headers"]:
-            if name == b"origin":
-                origin: bytes = value
-                return origin if origin.lower() in self._allowed else None
-        return None
+        origin: bytes | None = scope[HEADERS_BY_NAME].get(b"origin")
+        return origin if origin is not None and origin.lower() in self._allowed else None
 
     def is_foreign_page(self, scope: Scope) -> bool:
         """Whether the request comes from a web page that is neither this daemon's own nor of an allowed origin."""
-        headers: dict[bytes, bytes] = dict(scope["headers"])
+        headers: dict[bytes, bytes] = scope[HEADERS_BY_NAME]
         origin = headers.get(b"origin")
         if origin is None or origin.lower() in self._allowed:
             return False
@@ -86,11 +83,11 @@ class AllowedHosts:
     def allows(self, scope: Scope) -> bool:
         if self._any_host:
             return True
-        for name, value in scope["headers"]:
-            if name == b"host":
-                known = self.decisions.get(value)
-                return self._decide(value) if known is None else known
-        return True
+        host = scope[HEADERS_BY_NAME].get(b"host")
+        if host is None:
+            return True
+        known = self.decisions.get(host)
+        return self._decide(host) if known is None else known
 
     def _decide(self, value: bytes) -> bool:
         host = without_port(value.decode("latin-1").strip().lower())
@@ -123,7 +120,7 @@ class BaseUrl:
         """The base URL, without a slash at its end."""
         if self._public:
             return self._public
-        headers: dict[bytes, bytes] = dict(scope["headers"])
+        headers: dict[bytes, bytes] = scope[HEADERS_BY_NAME]
         scheme, host = scope.get("scheme", "http"), headers.get(b"host", b"").decode("latin-1").strip()
         if self._trusted and self._trusts(scope):
             scheme = _nearest(headers.get(b"x-forwarded-proto"), scheme).lower()

@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 from starlette.types import Message, Receive, Scope
 
 from covenant.doors.http.server.bounds import DEFAULTS
+from covenant.doors.http.server.http_exchange import HEADERS_BY_NAME
 from covenant.doors.waits import CallerGoneError
 from covenant.model.errors import Invalid, TooLarge, Unavailable
 
@@ -31,24 +32,14 @@ async def read_body(scope: Scope, receive: Receive, bytes_max: int) -> bytes:
     if announced is not None and announced > bytes_max:
         await _discard(receive, announced)
         raise _too_large(bytes_max)
-    message = await receive()
-    if message["type"] == "http.request" and not message.get("more_body", False):
-        # Most bodies arrive in one piece.
-        body: bytes = message.get("body", b"")
-        if len(body) > bytes_max:
-            raise _too_large(bytes_max)
-        return body
-    return await _read_on(message, receive, bytes_max)
-
-
-async def _read_on(message: Message, receive: Receive, bytes_max: int) -> bytes:
     chunks: list[bytes] = []
-    size = 0
-    while True:
+    size, more = 0, True
+    while more:
+        message = await receive()
         if message["type"] == "http.disconnect":
             raise CallerGoneError
         chunk: bytes = message.get("body", b"")
-        more: bool = message.get("more_body", False)
+        more = message.get("more_body", False)
         size += len(chunk)
         if size > bytes_max:
             chunks.clear()
@@ -56,9 +47,7 @@ async def _read_on(message: Message, receive: Receive, bytes_max: int) -> bytes:
                 await _discard(receive, DISCARD_BYTES_MAX)
             raise _too_large(bytes_max)
         chunks.append(chunk)
-        if not more:
-            return b"".join(chunks)
-        message = await receive()
+    return b"".join(chunks)
 
 
 async def _discard(receive: Receive, expected: int) -> None:
@@ -74,12 +63,12 @@ async def _discard(receive: Receive, expected: int) -> None:
 
 def announced_length(scope: Scope) -> int | None:
     """The announced length of the body; None without one."""
-    for name, value in scope["headers"]:
-        if name == b"content-length":
-            if not value.isdigit():
-                raise Invalid("invalid_request", "content-length is not a number")
-            return int(value)
-    return None
+    length: bytes | None = scope[HEADERS_BY_NAME].get(b"content-length")
+    if length is None:
+        return None
+    if not length.isdigit():
+        raise Invalid("invalid_request", "content-length is not a number")
+    return int(length)
 
 
 def _too_large(bytes_max: int) -> TooLarge:

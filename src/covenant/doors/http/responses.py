@@ -9,9 +9,9 @@ from email.utils import formatdate, parsedate_to_datetime
 from typing import Any, Final, NamedTuple
 
 import msgspec
-from starlette.types import Scope, Send
+from starlette.types import Scope
 
-from covenant.doors.http.server.http_exchange import Header, HttpExchange
+from covenant.doors.http.server.http_exchange import HEADERS_BY_NAME, Header, HttpExchange
 from covenant.doors.http.server.http_refusals import JSON, method_not_allowed
 from covenant.doors.operator_api.operation import encode, error_of
 from covenant.exchange.access.tenants import REASONS
@@ -29,8 +29,8 @@ _RETRY_AFTER_MS: Final = {429: 1_000, 503: 5_000}
 MAX_AGE_S: Final = 300
 
 
-async def reply(
-    send: Send,
+def reply(
+    exchange: HttpExchange,
     status: int,
     body: bytes,
     headers: Sequence[Header] = (),
@@ -38,18 +38,13 @@ async def reply(
     content_type: Header = JSON,
     cache_control: Header = NO_STORE,
 ) -> None:
-    if isinstance(send, HttpExchange):
-        send.answer(status, (content_type, cache_control, *headers), body)
-        return
-    # Another ASGI server's `send`, or a wrapped one.
-    length = (b"content-length", b"%d" % len(body))
-    await send_answer(send, status, [content_type, cache_control, length, *headers], body)
+    exchange.answer(status, (content_type, cache_control, *headers), body)
 
 
-async def send_answer(send: Send, status: int, headers: list[Header], body: bytes = b"") -> None:
+async def send_answer(exchange: HttpExchange, status: int, headers: list[Header], body: bytes = b"") -> None:
     """Sends a whole answer with exactly these headers. They are not cached, so they may hold a secret."""
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    await exchange({"type": "http.response.start", "status": status, "headers": headers})
+    await exchange({"type": "http.response.body", "body": body})
 
 
 class Style(NamedTuple):
@@ -99,17 +94,13 @@ def style_of(path: str) -> Style:
     return PROBLEM if path.startswith(("/v1/", "/api/v1/")) or path == MCP_PATH else MAILBOX
 
 
-async def reply_refused(send: Send, style: Style, refusal: Refusal, headers: Sequence[Header] = ()) -> None:
-    await reply(send, refusal.status, style.refusal_body(refusal), (*refusal_headers(refusal), *headers))
+def reply_refused(exchange: HttpExchange, style: Style, refusal: Refusal, headers: Sequence[Header] = ()) -> None:
+    reply(exchange, refusal.status, style.refusal_body(refusal), (*refusal_headers(refusal), *headers))
 
 
-async def reply_problem(send: Send, refusal: Refusal) -> None:
-    await reply_refused(send, PROBLEM, refusal)
-
-
-async def reply_not_allowed(send: Send, style: Style, methods: Iterable[str]) -> None:
+def reply_not_allowed(exchange: HttpExchange, style: Style, methods: Iterable[str]) -> None:
     allowed = ", ".join(methods)
-    await reply_refused(send, style, method_not_allowed(allowed), [(b"allow", allowed.encode())])
+    reply_refused(exchange, style, method_not_allowed(allowed), [(b"allow", allowed.encode())])
 
 
 def refusal_form(style: Style, refusal: Refusal) -> tuple[tuple[Header, ...], bytes]:
@@ -140,7 +131,7 @@ class Document(NamedTuple):
     content_type: bytes = b"application/json"
 
 
-async def reply_document(scope: Scope, send: Send, document: Document) -> None:
+async def reply_document(scope: Scope, exchange: HttpExchange, document: Document) -> None:
     etag = b'"%s"' % hashlib.sha256(document.body).hexdigest()[:32].encode()
     modified_s = document.modified_ms // 1000
     headers: list[Header] = [
@@ -151,20 +142,18 @@ async def reply_document(scope: Scope, send: Send, document: Document) -> None:
     if document.varies:
         headers.append((b"vary", ", ".join(document.varies).encode()))
     if _is_current(scope, etag, modified_s):
-        await send_answer(send, 304, headers)
+        await send_answer(exchange, 304, headers)
         return
     headers += [(b"content-type", document.content_type), (b"content-length", b"%d" % len(document.body))]
-    await send_answer(send, 200, headers, b"" if scope["method"] == "HEAD" else document.body)
+    await send_answer(exchange, 200, headers, b"" if scope["method"] == "HEAD" else document.body)
 
 
 def _is_current(scope: Scope, etag: bytes, modified_s: int) -> bool:
     """Whether the caller has the document already. By RFC 9110, the date does not count beside tags."""
-    since = None
-    for name, value in scope["headers"]:
-        if name == b"if-none-match":
-            return names_etag(value, etag)
-        if name == b"if-modified-since":
-            since = _parse_date(value.decode("latin-1"))
+    headers = scope[HEADERS_BY_NAME]
+    if (tags := headers.get(b"if-none-match")) is not None:
+        return names_etag(tags, etag)
+    since = _parse_date(headers.get(b"if-modified-since", b"").decode("latin-1"))
     return since is not None and modified_s <= since.timestamp()
 
 

@@ -11,12 +11,13 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 from starlette.routing import BaseRoute, Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope
 
 from covenant.doors.http.bearer_auth import TenantAuth
 from covenant.doors.http.endpoint import Endpoint, MethodRouter
 from covenant.doors.http.openapi import DescribedRoute
 from covenant.doors.http.responses import MCP_PATH, Style, problem_body
+from covenant.doors.http.server.http_exchange import HttpExchange
 from covenant.doors.http.server.http_refusals import HttpRefusal
 from covenant.doors.mcp.tool_calls import ToolCalls
 from covenant.doors.metrics import Meter
@@ -80,7 +81,7 @@ class McpDoor(Endpoint):
         finally:
             self._manager_future = None
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, scope: Scope, exchange: HttpExchange) -> None:
         started_s = perf_counter()
         caller = await self._auth.enter(scope)
         with self._auth.limiter.connected(caller):
@@ -91,7 +92,7 @@ class McpDoor(Endpoint):
             finally:
                 self._timer.observe(perf_counter() - started_s)
             with CancelScope() as work, self._auth.tenancy.session(caller, lambda: work.end(unauthenticated())):
-                await manager.handle_request({**scope, CALLER: caller}, receive, send)
+                await manager.handle_request({**scope, CALLER: caller}, exchange.receive, exchange)
 
     def _load(self) -> StreamableHTTPSessionManager:
         from covenant.doors.mcp.mcp_server import session_manager  # noqa: PLC0415  (see the module's contract)

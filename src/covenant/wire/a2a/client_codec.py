@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final
 
 import msgspec
 
@@ -30,74 +30,13 @@ from covenant.wire.a2a.parts_v03 import MessageV03, PartV03
 from covenant.wire.a2a.parts_v1 import MessageV1, PartV1
 from covenant.wire.a2a.protojson import ParamsReader
 from covenant.wire.a2a.request_decoder import STATES_PROTO_V03, STATES_V03, STATES_V1
+from covenant.wire.a2a.response_encoder import ArtifactObject, ReplyObject, StatusObject, TaskObject, WireObject
 from covenant.wire.jsonrpc import BadResponse
 
 _encode = msgspec.json.Encoder().encode
-M = TypeVar("M")
-"""The messages of a dialect, its parts, and its status updates."""
-P = TypeVar("P")
-S = TypeVar("S")
 
 
-class _Answer(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """The base of a server's answer and of its parts."""
-
-
-class _Status(_Answer, Generic[M], frozen=True):
-    state: str | int | None = None
-    message: M | None = None
-
-
-class _StatusV03(_Answer, frozen=True):
-    state: str | None = None
-    message: MessageV03 | None = None
-
-
-class _Artifact(_Answer, Generic[P], frozen=True):
-    artifact_id: str | None = None
-    name: str | None = None
-    description: str | None = None
-    metadata: dict[str, Any] | None = None
-    extensions: tuple[str, ...] | None = None
-    parts: list[P] | None = None
-
-
-class _Task(_Answer, Generic[M, P], frozen=True):
-    id: str | None = None
-    context_id: str | None = None
-    status: _Status[M] | None = None
-    artifacts: list[_Artifact[P]] | None = None
-    history: list[M] | None = None
-    metadata: dict[str, Any] | None = None
-
-
-class _StatusUpdate(_Answer, Generic[M], frozen=True):
-    task_id: str | None = None
-    context_id: str | None = None
-    status: _Status[M] | None = None
-    metadata: dict[str, Any] | None = None
-
-
-class _StatusUpdateProtoV03(_StatusUpdate[MessageProtoV03], frozen=True):
-    final: bool | None = None
-
-
-class _ArtifactUpdate(_Answer, Generic[P], frozen=True):
-    task_id: str | None = None
-    context_id: str | None = None
-    artifact: _Artifact[P] | None = None
-    append: bool | None = None
-    last_chunk: bool | None = None
-
-
-class _Reply(_Answer, Generic[M, P, S], frozen=True):
-    task: _Task[M, P] | None = None
-    message: M | None = None
-    status_update: S | None = None
-    artifact_update: _ArtifactUpdate[P] | None = None
-
-
-class _ReplyV03(_Answer, frozen=True):
+class _ReplyV03(WireObject, frozen=True):
     """A task, a message, or an update of a task: told apart by `kind`, or else by the fields that are present."""
 
     kind: str | None = None
@@ -107,9 +46,9 @@ class _ReplyV03(_Answer, frozen=True):
     message_id: str | None = None
     role: str | None = None
     parts: list[PartV03] | None = None
-    status: _StatusV03 | None = None
-    artifact: _Artifact[PartV03] | None = None
-    artifacts: list[_Artifact[PartV03]] | None = None
+    status: StatusObject[MessageV03] | None = None
+    artifact: ArtifactObject[PartV03] | None = None
+    artifacts: list[ArtifactObject[PartV03]] | None = None
     history: list[MessageV03] | None = None
     metadata: dict[str, Any] | None = None
     extensions: tuple[str, ...] | None = None
@@ -179,7 +118,8 @@ class ClientCodec:
                     message=self._message(reply, "message"), context_id=context_id, task_id=task_id or None
                 )
             case "status-update":
-                final, status = bool(getattr(reply, "final", False)), self._status(reply.status)
+                # Only 0.3 has `final`.
+                final, status = self.version is None and bool(reply.final), self._status(reply.status)
                 return RemoteStatus(
                     task_id=task_id or "", context_id=context_id, **status, final=final, metadata=reply.metadata
                 )
@@ -194,7 +134,7 @@ class ClientCodec:
         """Decodes the answer to a get or a cancel."""
         return self._task(self.task.read(data))
 
-    def _task(self, task: _Task[Any, Any] | _ReplyV03) -> RemoteTask:
+    def _task(self, task: TaskObject[Any, Any] | _ReplyV03) -> RemoteTask:
         if not task.id:
             raise BadResponse("the answer is a task without an id")
         history: Sequence[Any] = task.history or ()
@@ -207,7 +147,7 @@ class ClientCodec:
             metadata=task.metadata,
         )
 
-    def _status(self, status: _Status[Any] | _StatusV03 | None) -> dict[str, Any]:
+    def _status(self, status: StatusObject[Any] | None) -> dict[str, Any]:
         if status is None:
             return {"state": TaskState.WORKING}
         message = self._message(status.message, "status.message") if status.message is not None else None
@@ -223,7 +163,7 @@ class ClientCodec:
             reference_task_ids=message.reference_task_ids or (),
         )
 
-    def _artifact(self, artifact: _Artifact[Any]) -> Artifact:
+    def _artifact(self, artifact: ArtifactObject[Any]) -> Artifact:
         return Artifact(
             artifact_id=artifact.artifact_id or "",
             parts=self.contents_of(artifact.parts, "artifact.parts"),
@@ -234,14 +174,14 @@ class ClientCodec:
         )
 
 
-def _kind_by_member(reply: _Reply[Any, Any, Any]) -> tuple[str | None, Any]:
+def _kind_by_member(reply: ReplyObject[Any, Any]) -> tuple[str | None, Any]:
     kinds: dict[str, Any] = {
         "task": reply.task,
         "message": reply.message,
         "status-update": reply.status_update,
         "artifact-update": reply.artifact_update,
     }
-    return next(((kind, value) for kind, value in kinds.items() if value is not None), (None, _Task()))
+    return next(((kind, value) for kind, value in kinds.items() if value is not None), (None, TaskObject()))
 
 
 CLIENT_V1: Final = ClientCodec(
@@ -257,8 +197,8 @@ CLIENT_V1: Final = ClientCodec(
     contents_of=lambda parts, where: parts_v1.contents_of(parts or (), where),
     blocking=lambda blocking: {"returnImmediately": not blocking or None},
     about=lambda task_id: {"id": task_id},
-    reply=ParamsReader(_Reply[MessageV1, PartV1, _StatusUpdate[MessageV1]]),
-    task=ParamsReader(_Task[MessageV1, PartV1]),
+    reply=ParamsReader(ReplyObject[MessageV1, PartV1]),
+    task=ParamsReader(TaskObject[MessageV1, PartV1]),
     kind_of=_kind_by_member,
 )
 
@@ -316,7 +256,7 @@ CLIENT_PROTO_V03: Final = ClientCodec(
     contents_of=lambda parts, where: parts_proto_v03.contents_of(parts or (), where),
     blocking=lambda blocking: {"blocking": blocking},
     about=lambda task_id: {"name": f"tasks/{task_id}"},
-    reply=ParamsReader(_Reply[MessageProtoV03, PartProtoV03, _StatusUpdateProtoV03]),
-    task=ParamsReader(_Task[MessageProtoV03, PartProtoV03]),
+    reply=ParamsReader(ReplyObject[MessageProtoV03, PartProtoV03]),
+    task=ParamsReader(TaskObject[MessageProtoV03, PartProtoV03]),
     kind_of=_kind_by_member,
 )

@@ -32,12 +32,11 @@ class Dialect:
     """Whether each frame of an SSE stream has an event name."""
 
 
-REQUESTS_V1: Final = RequestDecoderV1()
-"""Named separately because it also decodes query strings."""
-V1: Final = Dialect(Version.V1, REQUESTS_V1, RESPONSES_V1, CLIENT_V1, named_events=False)
+V1: Final = Dialect(Version.V1, RequestDecoderV1(), RESPONSES_V1, CLIENT_V1, named_events=False)
 V03: Final = Dialect(Version.V03, RequestDecoderV03(), RESPONSES_V03, CLIENT_V03, named_events=True)
-REQUESTS_PROTO_V03: Final = RequestDecoderProtoV03()
-PROTO_V03: Final = Dialect(Version.V03, REQUESTS_PROTO_V03, RESPONSES_PROTO_V03, CLIENT_PROTO_V03, named_events=False)
+PROTO_V03: Final = Dialect(
+    Version.V03, RequestDecoderProtoV03(), RESPONSES_PROTO_V03, CLIENT_PROTO_V03, named_events=False
+)
 BY_VERSION: Final[dict[str, Dialect]] = {dialect.version.value: dialect for dialect in (V1, V03)}
 
 

@@ -2,7 +2,7 @@
 
 A2A 1.0 is read by the rules of ProtoJSON. In 0.3, null is absent and unknown fields are ignored. An invalid value
 raises `InvalidParams` that names the field. The REST binding's reads have their params in a query string, under the
-names that bodies use; `task_id` is the id in the URL, which wins over the one in the params.
+names that bodies use; `task_id` and `config_id` are the ids in the URL, which win over those in the params.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -59,39 +59,39 @@ _encode = msgspec.json.Encoder().encode
 _task_name = re.compile(r"tasks/([^/]+)(?:/pushNotificationConfigs(?:/([^/]+))?)?").fullmatch
 
 
-class _Params(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+class _Params(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
     """No field is required here: a missing one is refused where it is needed. `tenant` of 1.0 is ignored: the URL
-    already names the agent."""
+    already names the agent. Push configurations are written in the same form."""
 
 
-class _Push(_Params, frozen=True):
-    id: str | None = None
-    url: str | None = None
-    token: str | None = None
-
-
-class _AuthenticationV1(_Params, frozen=True):
+class AuthenticationV1(_Params, frozen=True):
     scheme: str | None = None
     credentials: str | None = None
 
 
-class _PushV1(_Push, frozen=True):
+class PushObjectV1(_Params, frozen=True):
+    id: str | None = None
     task_id: str | None = None
-    authentication: _AuthenticationV1 | None = None
+    url: str | None = None
+    token: str | None = None
+    authentication: AuthenticationV1 | None = None
 
 
-class _AuthenticationV03(_Params, frozen=True):
+class AuthenticationV03(_Params, frozen=True):
     schemes: list[str] | None = None
     credentials: str | None = None
 
 
-class _PushV03(_Push, frozen=True):
-    authentication: _AuthenticationV03 | None = None
+class PushObjectV03(_Params, frozen=True):
+    id: str | None = None
+    url: str | None = None
+    token: str | None = None
+    authentication: AuthenticationV03 | None = None
 
 
-class _SetPushV03(_Params, frozen=True):
+class TaskPushObjectV03(_Params, frozen=True):
     task_id: str | None = None
-    push_notification_config: _PushV03 | None = None
+    push_notification_config: PushObjectV03 | None = None
 
 
 class _Configuration(_Params, frozen=True):
@@ -100,12 +100,12 @@ class _Configuration(_Params, frozen=True):
 
 
 class _ConfigurationV1(_Configuration, frozen=True):
-    task_push_notification_config: _PushV1 | None = None
+    task_push_notification_config: PushObjectV1 | None = None
     return_immediately: bool | None = None
 
 
 class _ConfigurationV03(_Configuration, frozen=True):
-    push_notification_config: _PushV03 | None = None
+    push_notification_config: PushObjectV03 | None = None
     blocking: bool | None = None
 
 
@@ -122,11 +122,11 @@ class _SendV03(_Params, frozen=True):
 
 
 class _ConfigurationProtoV03(_Configuration, frozen=True):
-    push_notification: _PushV03 | None = None
+    push_notification: PushObjectV03 | None = None
     blocking: bool | None = None
 
     @property
-    def push_notification_config(self) -> _PushV03 | None:
+    def push_notification_config(self) -> PushObjectV03 | None:
         return self.push_notification
 
 
@@ -197,7 +197,7 @@ class _NamedProtoV03(_Params, frozen=True):
 
 
 class _ConfigProtoV03(_Params, frozen=True):
-    push_notification_config: _PushV03 | None = None
+    push_notification_config: PushObjectV03 | None = None
 
 
 class _SetPushProtoV03(_ConfigProtoV03, frozen=True):
@@ -210,6 +210,13 @@ class _SetPushProtoV03(_ConfigProtoV03, frozen=True):
 
 class RequestDecoder(ABC):
     """The decoding that both dialects share."""
+
+    push_fields: ClassVar[tuple[str, str]]
+    """The fields that name a push configuration: its task, and its own id."""
+    one_push: ClassVar[bool]
+    """Whether a client may leave out the configuration's id, as most tasks have only one."""
+    _push_of: Callable[[Params], Any]
+    """Reads the params that name push configurations, as a struct with `push_fields`."""
 
     def __init__(
         self,
@@ -271,9 +278,6 @@ class RequestDecoder(ABC):
         length = int_value(fields.history_length, "historyLength")
         return a2a_requests.GetTask(task_id=task_id or required(fields.id, "id"), history_length=length)
 
-    def query_get_task(self, task_id: str, query: bytes) -> a2a_requests.GetTask:
-        return self.decode_get_task(query_params(query), task_id)
-
     def decode_cancel(self, params: Params, task_id: str | None = None) -> a2a_requests.CancelTask:
         fields: _Task | _NamedProtoV03 = self._task(params)
         return a2a_requests.CancelTask(task_id=task_id or required(fields.id, "id"), metadata=fields.metadata)
@@ -306,14 +310,34 @@ class RequestDecoder(ABC):
     @abstractmethod
     def decode_create_push(self, params: Params, task_id: str | None = None) -> a2a_requests.CreatePush: ...
 
-    @abstractmethod
-    def decode_get_push(self, params: Params) -> a2a_requests.GetPush: ...
+    def decode_get_push(
+        self, params: Params, task_id: str | None = None, config_id: str | None = None
+    ) -> a2a_requests.GetPush:
+        named = self._push_ids(params, task_id, config_id, config_required=not self.one_push)
+        return a2a_requests.GetPush(task_id=named[0], id=named[1] or None)
 
     @abstractmethod
     def decode_list_push(self, params: Params, task_id: str | None = None) -> a2a_requests.ListPush: ...
 
-    @abstractmethod
-    def decode_delete_push(self, params: Params) -> a2a_requests.DeletePush: ...
+    def decode_delete_push(
+        self, params: Params, task_id: str | None = None, config_id: str | None = None
+    ) -> a2a_requests.DeletePush:
+        named = self._push_ids(params, task_id, config_id, config_required=True)
+        return a2a_requests.DeletePush(task_id=named[0], id=named[1])
+
+    def _push_ids(
+        self, params: Params, task_id: str | None, config_id: str | None, *, config_required: bool
+    ) -> tuple[str, str]:
+        fields = self._push_of(params)
+        task_field, config_field = self.push_fields
+        task_id = task_id or required(getattr(fields, task_field), _json_name(task_field))
+        config_id = config_id or getattr(fields, config_field)
+        return task_id, required(config_id, _json_name(config_field)) if config_required else config_id or ""
+
+
+def _json_name(field: str) -> str:
+    first, *others = field.split("_")
+    return first + "".join(map(str.title, others))
 
 
 def _updated_after(fields: _ListV1 | _ListV03) -> int | None:
@@ -326,7 +350,10 @@ def _updated_after(fields: _ListV1 | _ListV03) -> int | None:
 
 
 def _push_config(
-    fields: _Push, where: str, authentication: a2a_requests.PushAuthentication | None, version: Version
+    fields: PushObjectV1 | PushObjectV03,
+    where: str,
+    authentication: a2a_requests.PushAuthentication | None,
+    version: Version,
 ) -> a2a_requests.PushConfig:
     return a2a_requests.PushConfig(
         url=required(fields.url, f"{where}url"),
@@ -338,9 +365,12 @@ def _push_config(
 
 
 class RequestDecoderV1(RequestDecoder):
+    push_fields = "task_id", "id"
+    one_push = False
+
     def __init__(self) -> None:
         super().__init__(_SendV1, _ListV1, roles=parts_v1.ROLES, states=STATES_V1, snake=True)
-        self._push = ParamsReader(_PushV1).read
+        self._push = ParamsReader(PushObjectV1).read
         self._push_of = ParamsReader(_PushOfV1).read
 
     def _configured(self, fields: _ConfigurationV1) -> tuple[bool, a2a_requests.PushConfig | None]:
@@ -348,7 +378,7 @@ class RequestDecoderV1(RequestDecoder):
         config = self._config(push, "configuration.taskPushNotificationConfig.") if push is not None else None
         return not fields.return_immediately, config
 
-    def _config(self, fields: _PushV1, where: str) -> a2a_requests.PushConfig:
+    def _config(self, fields: PushObjectV1, where: str) -> a2a_requests.PushConfig:
         authentication = None
         if fields.authentication is not None:
             authentication = a2a_requests.PushAuthentication(
@@ -358,14 +388,10 @@ class RequestDecoderV1(RequestDecoder):
         return _push_config(fields, where, authentication, Version.V1)
 
     def decode_create_push(self, params: Params, task_id: str | None = None) -> a2a_requests.CreatePush:
-        fields: _PushV1 = self._push(params)
+        fields: PushObjectV1 = self._push(params)
         return a2a_requests.CreatePush(
             task_id=task_id or required(fields.task_id, "taskId"), config=self._config(fields, "")
         )
-
-    def decode_get_push(self, params: Params) -> a2a_requests.GetPush:
-        fields: _PushOfV1 = self._push_of(params)
-        return a2a_requests.GetPush(task_id=required(fields.task_id, "taskId"), id=required(fields.id, "id"))
 
     def decode_list_push(self, params: Params, task_id: str | None = None) -> a2a_requests.ListPush:
         fields: _PushOfV1 = self._push_of(params)
@@ -376,21 +402,12 @@ class RequestDecoderV1(RequestDecoder):
             page_token=fields.page_token or "",
         )
 
-    def decode_delete_push(self, params: Params) -> a2a_requests.DeletePush:
-        fields: _PushOfV1 = self._push_of(params)
-        return a2a_requests.DeletePush(task_id=required(fields.task_id, "taskId"), id=required(fields.id, "id"))
-
-    def query_list_tasks(self, query: bytes) -> a2a_requests.ListTasks:
-        return self.decode_list_tasks(query_params(query))
-
-    def query_list_push(self, task_id: str, query: bytes) -> a2a_requests.ListPush:
-        return self.decode_list_push(query_params(query), task_id)
-
 
 class _RequestDecoder03(RequestDecoder):
     """The decoding that all bindings of 0.3 share."""
 
-    _push_of: Callable[[Params], _PushOfV03 | _NamedProtoV03]
+    push_fields = "id", "push_notification_config_id"
+    one_push = True
 
     def _configured(
         self, fields: _ConfigurationV03 | _ConfigurationProtoV03
@@ -399,7 +416,7 @@ class _RequestDecoder03(RequestDecoder):
         config = self._config(push, "configuration.pushNotificationConfig.") if push is not None else None
         return fields.blocking is not False, config
 
-    def _config(self, fields: _PushV03, where: str) -> a2a_requests.PushConfig:
+    def _config(self, fields: PushObjectV03, where: str) -> a2a_requests.PushConfig:
         """Reads a push configuration. The first scheme is used. Neither scheme nor credentials: no authentication."""
         auth, authentication = fields.authentication, None
         if auth is not None and (auth.schemes or auth.credentials):
@@ -416,31 +433,22 @@ class _RequestDecoder03(RequestDecoder):
         return a2a_requests.CreatePush(task_id=task_id, config=self._config(push, "pushNotificationConfig."))
 
     @abstractmethod
-    def _created_push(self, params: Params) -> tuple[str | None, _PushV03 | None]:
+    def _created_push(self, params: Params) -> tuple[str | None, PushObjectV03 | None]:
         """The task's id and the configuration."""
-
-    def decode_get_push(self, params: Params) -> a2a_requests.GetPush:
-        fields = self._push_of(params)
-        return a2a_requests.GetPush(task_id=required(fields.id, "id"), id=fields.push_notification_config_id or None)
 
     def decode_list_push(self, params: Params, task_id: str | None = None) -> a2a_requests.ListPush:
         fields = self._push_of(params)
         return a2a_requests.ListPush(task_id=task_id or required(fields.id, "id"), page_size=PAGE_SIZE_MAX)
 
-    def decode_delete_push(self, params: Params) -> a2a_requests.DeletePush:
-        fields = self._push_of(params)
-        config_id = required(fields.push_notification_config_id, "pushNotificationConfigId")
-        return a2a_requests.DeletePush(task_id=required(fields.id, "id"), id=config_id)
-
 
 class RequestDecoderV03(_RequestDecoder03):
     def __init__(self) -> None:
         super().__init__(_SendV03, _ListV03, roles=parts_v03.ROLES, states=STATES_V03, snake=False)
-        self._set_push = ParamsReader(_SetPushV03, snake=False).read
+        self._set_push = ParamsReader(TaskPushObjectV03, snake=False).read
         self._push_of = ParamsReader(_PushOfV03, snake=False).read
 
-    def _created_push(self, params: Params) -> tuple[str | None, _PushV03 | None]:
-        fields: _SetPushV03 = self._set_push(params)
+    def _created_push(self, params: Params) -> tuple[str | None, PushObjectV03 | None]:
+        fields: TaskPushObjectV03 = self._set_push(params)
         return fields.task_id, fields.push_notification_config
 
 
@@ -460,7 +468,7 @@ class RequestDecoderProtoV03(_RequestDecoder03):
         # A field that a protocol buffer leaves out is false.
         return bool(fields.blocking), super()._configured(fields)[1]
 
-    def _created_push(self, params: Params) -> tuple[str | None, _PushV03 | None]:
+    def _created_push(self, params: Params) -> tuple[str | None, PushObjectV03 | None]:
         fields: _SetPushProtoV03 = self._set_push(params)
         push = (fields.config or fields).push_notification_config
         if push is not None and push.id is None and fields.config_id:

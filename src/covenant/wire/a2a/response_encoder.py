@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
@@ -35,7 +35,15 @@ from covenant.wire.a2a import parts_proto_v03, parts_v03, parts_v1
 from covenant.wire.a2a.parts_proto_v03 import MessageProtoV03, PartProtoV03
 from covenant.wire.a2a.parts_v03 import MessageV03, PartV03
 from covenant.wire.a2a.parts_v1 import Link, MessageV1, PartV1, unlinked
-from covenant.wire.a2a.request_decoder import CANCELLED_V03, STATE_NAMES_V1
+from covenant.wire.a2a.request_decoder import (
+    CANCELLED_V03,
+    STATE_NAMES_V1,
+    AuthenticationV03,
+    AuthenticationV1,
+    PushObjectV03,
+    PushObjectV1,
+    TaskPushObjectV03,
+)
 from covenant.wire.timestamps import format_ms
 
 USAGE: Final = "covenant.usage"
@@ -44,9 +52,10 @@ _FOREIGN_NOTES: Final = ("agent_id", "input_tokens", "output_tokens", "stop_reas
 
 _encode = msgspec.json.Encoder().encode
 WireMessage = MessageV1 | MessageV03 | MessageProtoV03
-Kind = str | msgspec.UnsetType
-Flag = bool | msgspec.UnsetType
-_Parts = Sequence[PartV1 | PartV03 | PartProtoV03]
+WirePart = PartV1 | PartV03 | PartProtoV03
+M = TypeVar("M")
+"""The messages of a dialect, and its parts."""
+P = TypeVar("P")
 _OK: Final = ResultStatus.OK
 _PARTIAL: Final = ResultStatus.PARTIAL
 """Read through their class, these would take fifty times as long: the class of an enum has a hook for that."""
@@ -62,23 +71,60 @@ def usage_of(result: Result | None) -> dict[str, Any] | None:
     return result.metadata or None
 
 
-class _Written(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
-    """The base of encoded objects. Fields are written in the order of their declaration."""
+class WireObject(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
+    """The base of objects that servers write, and clients read. They are written in the order of their declaration."""
 
 
-class _Status(_Written, frozen=True):
-    state: str
-    message: WireMessage | None = None
-    timestamp: str | None = None
+class StatusObject(WireObject, Generic[M], frozen=True):
+    state: str | int | None = None
+    message: M | None = None
+    timestamp: Any = None
 
 
-class _Artifact(_Written, frozen=True):
-    artifact_id: str
-    parts: _Parts
+class ArtifactObject(WireObject, Generic[P], frozen=True):
+    artifact_id: str | None = None
+    parts: list[P] | None = None
     name: str | None = None
     description: str | None = None
     metadata: dict[str, Any] | None = None
-    extensions: tuple[str, ...] = ()
+    extensions: tuple[str, ...] | None = None
+
+
+class TaskObject(WireObject, Generic[M, P], frozen=True):
+    kind: Any = None
+    id: str | None = None
+    context_id: str | None = None
+    status: StatusObject[M] | None = None
+    artifacts: list[ArtifactObject[P]] | None = None
+    history: list[M] | None = None
+    metadata: dict[str, Any] | None = None
+
+
+class StatusUpdateObject(WireObject, Generic[M], frozen=True):
+    kind: Any = None
+    task_id: str | None = None
+    context_id: str | None = None
+    status: StatusObject[M] | None = None
+    final: bool | None = None
+    metadata: dict[str, Any] | None = None
+
+
+class ArtifactUpdateObject(WireObject, Generic[P], frozen=True):
+    kind: Any = None
+    task_id: str | None = None
+    context_id: str | None = None
+    artifact: ArtifactObject[P] | None = None
+    append: bool | None = None
+    last_chunk: bool | None = None
+
+
+class ReplyObject(WireObject, Generic[M, P], frozen=True):
+    """SendMessageResponse and StreamResponse of 1.0: exactly one field is set."""
+
+    task: TaskObject[M, P] | None = None
+    message: M | None = None
+    status_update: StatusUpdateObject[M] | None = None
+    artifact_update: ArtifactUpdateObject[P] | None = None
 
 
 class _NotesV1(msgspec.Struct, frozen=True, gc=False, rename="covenant.{}".format, omit_defaults=True, kw_only=True):
@@ -116,80 +162,18 @@ class _NotesV03(msgspec.Struct, frozen=True, gc=False, rename=_note_name, omit_d
     error_code: Any = None
 
 
-class _Task(_Written, frozen=True):
-    kind: Kind
-    id: str
-    context_id: str
-    status: _Status
-    artifacts: list[_Artifact] | msgspec.UnsetType
-    history: list[WireMessage] | msgspec.UnsetType
-    metadata: Any
-
-
-class _StatusUpdate(_Written, frozen=True):
-    kind: Kind
-    task_id: str
-    context_id: str
-    status: _Status
-    final: Flag
-    metadata: Any = None
-
-
-class _ArtifactUpdate(_Written, frozen=True):
-    kind: Kind
-    task_id: str
-    context_id: str
-    artifact: _Artifact
-    append: Flag
-    last_chunk: Flag
-
-
-class _ReplyV1(_Written, frozen=True):
-    """SendMessageResponse and StreamResponse: exactly one field is set."""
-
-    task: _Task | None = None
-    message: WireMessage | None = None
-    status_update: _StatusUpdate | None = None
-    artifact_update: _ArtifactUpdate | None = None
-
-
 class _Page(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """All four fields are always written."""
 
-    tasks: list[_Task]
+    tasks: list[TaskObject[Any, Any]]
     next_page_token: str
     page_size: int
     total_size: int
 
 
-class _PushV1(_Written, frozen=True):
-    id: str | None
-    task_id: str
-    url: str
-    token: str | None = None
-    authentication: Any = None
-
-
-class _Pushes(_Written, frozen=True):
+class _Pushes(WireObject, frozen=True):
     configs: list[Any]
     next_page_token: str = ""
-
-
-class _AuthenticationV03(_Written, frozen=True):
-    schemes: list[str]
-    credentials: str | None = None
-
-
-class _ConfigV03(_Written, frozen=True):
-    id: str | None
-    url: str
-    token: str | None = None
-    authentication: _AuthenticationV03 | None = None
-
-
-class _PushV03(_Written, frozen=True):
-    task_id: str
-    push_notification_config: _ConfigV03
 
 
 class _StatusChange(msgspec.Struct, frozen=True, gc=False):
@@ -210,7 +194,7 @@ class ResponseEncoder:
     """Encodes one dialect. The fields are the differences between dialects."""
 
     states: Mapping[TaskState, str]
-    parts_of: Callable[[Iterable[Content], Link], _Parts]
+    parts_of: Callable[[Iterable[Content], Link], Any]
     message_of: Callable[[MessageUpdate, str | None, str, str, Link], WireMessage]
     task_notes: Callable[[TaskView], Any]
     """Returns the metadata of a task."""
@@ -238,7 +222,7 @@ class ResponseEncoder:
     def encode_snapshot(self, view: TaskView, history_length: int | None = None, link: Link = unlinked) -> bytes:
         """Encodes the first frame of a stream: the task at the client's cursor."""
         task = self._task(view, history_length, link)
-        return _encode(task if self.kinds else _ReplyV1(task))
+        return _encode(task if self.kinds else ReplyObject(task))
 
     def encode_message(self, view: TaskView, link: Link = unlinked) -> bytes:
         """Encodes the only frame of a stream whose agent answers with a bare message."""
@@ -247,7 +231,7 @@ class ResponseEncoder:
         metadata = {USAGE: usage} if usage else None
         update = MessageUpdate(parts=view.result.content, message_id=f"{view.task.id}-r", metadata=metadata)
         message = self.message_of(update, None, _context_of(view.task), "", link)
-        return _encode(message if self.kinds else _ReplyV1(message=message))
+        return _encode(message if self.kinds else ReplyObject(message=message))
 
     def encode_page(self, page: TaskPage, request: ListTasks, link: Link = unlinked) -> bytes:
         length, artifacts = request.history_length, request.include_artifacts
@@ -259,13 +243,13 @@ class ResponseEncoder:
         what = step.what
         if isinstance(what, ArtifactUpdate):
             update = self._artifact_update(task, what, link)
-            return _encode(update if self.kinds else _ReplyV1(artifact_update=update))
+            return _encode(update if self.kinds else ReplyObject(artifact_update=update))
         if isinstance(what, Began):
             view = fold((step,))
             assert view is not None
             return self.encode_snapshot(view, None, link)
         change = self._status_update(task, step, what, link)
-        return _encode(change if self.kinds else _ReplyV1(status_update=change))
+        return _encode(change if self.kinds else ReplyObject(status_update=change))
 
     def encode_push(self, task_id: str, config: PushConfig) -> bytes:
         return _encode(self.push(task_id, config))
@@ -275,10 +259,10 @@ class ResponseEncoder:
 
     def _task(
         self, view: TaskView, length: int | None, link: Link, *, listed: bool = False, artifacts: bool = True
-    ) -> _Task:
+    ) -> TaskObject[WireMessage, WirePart]:
         task = view.task
         task_id, context_id = task.id, task.context_id or task.id
-        shown: list[_Artifact] | msgspec.UnsetType = msgspec.UNSET
+        shown: list[ArtifactObject[WirePart]] | None = None
         # A listing with artifacts has the field even if it is empty; other answers leave out an empty one.
         if artifacts and (listed or view.artifacts):
             shown = []
@@ -299,37 +283,36 @@ class ResponseEncoder:
                 message = history[-1]
             else:
                 message = self.message_of(view.message, task_id, context_id, f"{task_id}-s{view.generation}", link)
-        return _Task(
-            "task" if self.kinds else msgspec.UNSET,
+        return TaskObject(
+            "task" if self.kinds else None,
             task_id,
             context_id,
-            _Status(self.states[view.state], message, format_ms(view.updated_at_ms)),
+            StatusObject(self.states[view.state], message, format_ms(view.updated_at_ms)),
             shown,
-            history or msgspec.UNSET,
+            history or None,
             self.task_notes(view),
         )
 
-    def _artifact(self, made: Artifact | ArtifactUpdate, link: Link) -> _Artifact:
-        parts = self.parts_of(made.parts, link)
-        return _Artifact(made.artifact_id, parts, made.name, made.description, made.metadata, made.extensions)
+    def _artifact(self, made: Artifact | ArtifactUpdate, link: Link) -> ArtifactObject[WirePart]:
+        parts, extensions = self.parts_of(made.parts, link), made.extensions or None
+        return ArtifactObject(made.artifact_id, parts, made.name, made.description, made.metadata, extensions)
 
-    def _artifact_update(self, task: Task, update: ArtifactUpdate, link: Link) -> _ArtifactUpdate:
-        kind, unset = ("artifact-update", False) if self.kinds else (msgspec.UNSET, msgspec.UNSET)
+    def _artifact_update(self, task: Task, update: ArtifactUpdate, link: Link) -> ArtifactUpdateObject[WirePart]:
+        kind, unset = ("artifact-update", False) if self.kinds else (None, None)
         append, last_chunk = update.append or unset, update.last_chunk or unset
-        return _ArtifactUpdate(kind, task.id, _context_of(task), self._artifact(update, link), append, last_chunk)
+        return ArtifactUpdateObject(kind, task.id, _context_of(task), self._artifact(update, link), append, last_chunk)
 
-    def _status_update(self, task: Task, step: Step, what: _StatusStep, link: Link) -> _StatusUpdate:
+    def _status_update(self, task: Task, step: Step, what: _StatusStep, link: Link) -> StatusUpdateObject[WireMessage]:
         change, context_id = _status_change(task, step.generation, what), _context_of(task)
-        message = None
+        message: WireMessage | None = None
         if change.message is not None:
             message = self.message_of(change.message, task.id, context_id, f"{task.id}-s{step.generation}", link)
-        status = _Status(self.states[change.state], message, format_ms(step.ts_ms))
-        kind: Kind = "status-update" if self.kinds else msgspec.UNSET
-        final: Flag = msgspec.UNSET
+        status: StatusObject[WireMessage] = StatusObject(self.states[change.state], message, format_ms(step.ts_ms))
+        kind, final = "status-update" if self.kinds else None, None
         if self.finals:
             # In 0.3 a stream is one interaction: it also ends where the agent waits for its client.
             final = change.state.terminal or change.state.waits
-        return _StatusUpdate(kind, task.id, context_id, status, final, self.change_notes(task, change))
+        return StatusUpdateObject(kind, task.id, context_id, status, final, self.change_notes(task, change))
 
 
 def _context_of(task: Task) -> str:
@@ -390,8 +373,10 @@ def _result_notes(result: Result | None) -> dict[str, Any]:
     return {name: value for name, value in notes.items() if value is not None}
 
 
-def _push_v1(task_id: str, config: PushConfig) -> _PushV1:
-    return _PushV1(config.id, task_id, config.url, config.token, config.authentication)
+def _push_v1(task_id: str, config: PushConfig) -> PushObjectV1:
+    given = config.authentication
+    authentication = AuthenticationV1(given.scheme, given.credentials) if given is not None else None
+    return PushObjectV1(config.id, task_id, config.url, config.token, authentication)
 
 
 RESPONSES_V1: Final = ResponseEncoder(
@@ -437,10 +422,14 @@ def _change_notes_v03(task: Task, change: _StatusChange) -> Any:
     return change.metadata if change.result is None else _notes_v03(task, change.result)
 
 
-def _push_v03(task_id: str, config: PushConfig) -> _PushV03:
+def _config_v03(config: PushConfig) -> PushObjectV03:
     given = config.authentication
-    authentication = _AuthenticationV03([given.scheme], given.credentials) if given is not None else None
-    return _PushV03(task_id, _ConfigV03(config.id, config.url, config.token, authentication))
+    authentication = AuthenticationV03([given.scheme], given.credentials) if given is not None else None
+    return PushObjectV03(config.id, config.url, config.token, authentication)
+
+
+def _push_v03(task_id: str, config: PushConfig) -> TaskPushObjectV03:
+    return TaskPushObjectV03(task_id, _config_v03(config))
 
 
 RESPONSES_V03: Final = ResponseEncoder(
@@ -458,14 +447,13 @@ RESPONSES_V03: Final = ResponseEncoder(
 )
 
 
-class _PushProtoV03(_Written, frozen=True):
+class _PushProtoV03(WireObject, frozen=True):
     name: str
-    push_notification_config: _ConfigV03
+    push_notification_config: PushObjectV03
 
 
 def _push_proto_v03(task_id: str, config: PushConfig) -> _PushProtoV03:
-    push = _push_v03(task_id, config).push_notification_config
-    return _PushProtoV03(f"tasks/{task_id}/pushNotificationConfigs/{config.id}", push)
+    return _PushProtoV03(f"tasks/{task_id}/pushNotificationConfigs/{config.id}", _config_v03(config))
 
 
 RESPONSES_PROTO_V03: Final = ResponseEncoder(

@@ -85,6 +85,26 @@ def test_a_filter_that_leaves_few_is_read_whole_however_little_a_walk_may_pass(
     assert numbers(pages(path, agent=CAROL.display, order="moved", limit=4)) == [["60", "50", "40", "30"], ["20", "10"]]
 
 
+def test_a_tenants_page_is_not_cut_short_by_the_tasks_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty page with a cursor would tell the tenant how many tasks of others there are."""
+    monkeypatch.setattr(task_finder, "FEW", 2)
+    monkeypatch.setattr(task_finder, "SCAN_MAX", 5)
+    monkeypatch.setattr(task_finder, "TEXT_SCAN_MAX", 5)
+    recorded = Recorded()
+    for number in range(1, TASKS + 1):
+        recorded.record(sent(number, origin="a2a", tenant="acme" if number % 15 == 1 else "globex"))
+    path = tmp_path / "archive.db"
+    with closing(open_writer(path, lasting=True)) as db:
+        apply_lines(db, recorded.read_through(0, recorded.last_seq), 0)
+    for query in ({"order": "moved"}, {"order": "moved", "text": "do"}, {"origin": "a2a"}):
+        assert (query, numbers(pages(path, within="acme", **query))) == (query, [["46", "31", "16", "1"]])
+    newest_first = numbers(pages(path, within="acme", order="moved", limit=1))
+    assert newest_first == [["46"], ["31"], ["16"], ["1"]]
+    assert numbers(pages(path, within="acme", order="moved", ascending=True, limit=3)) == [["1", "16", "31"], ["46"]]
+
+
 def test_a_count_is_exact_by_running_totals_and_otherwise_as_far_as_it_went(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ from http import HTTPStatus
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol
 
-from starlette.types import Message, Scope
+from starlette.types import Message, Scope, Send
 
 from covenant.wire.sse import comment
 
@@ -102,6 +102,12 @@ class Door(Protocol):
 
     def serve(self, exchange: HttpExchange) -> Awaitable[None]:
         """Answers. A door that raises, or returns without a whole answer, is a defect: the server answers 500."""
+
+
+def exchange_of(send: Send) -> HttpExchange:
+    """The exchange of a request that a router of ASGI applications has passed on."""
+    assert isinstance(send, HttpExchange), "only the daemon's own server serves the doors"
+    return send
 
 
 NewExchange = Callable[["HttpConnection", Scope, bool, bool], "HttpExchange"]

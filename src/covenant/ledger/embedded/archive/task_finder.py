@@ -213,19 +213,42 @@ def _columns(filters: Iterable[Filter], *others: str) -> str:
 def _walk(
     db: sqlite3.Connection, query: TaskQuery, filters: Sequence[Filter], values: dict[str, Any], after: Place | None
 ) -> Walk:
+    narrowest, count = _fewest(db, filters, values)
+    if narrowest is not None and count <= FEW:
+        return _walk_in(db, query, filters, values, after, source=narrowest.source, walked=[narrowest], whole=True)
+    source, walked = _in_order(query, filters)
+    walk = _walk_in(db, query, filters, values, after, source=source, walked=walked)
+    if walk.end is None or query.within is None:
+        return walk
+    # The tasks of others have used up this walk. A page that is short for this reason would tell the tenant of them.
+    own = next(each for each in filters if each.sql == f"{_OF_TENANT}:within")
+    probe = _PROBE.format(source=own.source, bounds=own.bounds)
+    (size,) = db.execute(probe, {**values, "most": COUNT_MAX + 1}).fetchone()
+    if size > COUNT_MAX:
+        return walk
+    return _walk_in(db, query, filters, values, after, source=own.source, walked=[own])
+
+
+def _walk_in(
+    db: sqlite3.Connection,
+    query: TaskQuery,
+    filters: Sequence[Filter],
+    values: dict[str, Any],
+    after: Place | None,
+    *,
+    source: str,
+    walked: Sequence[Filter],
+    whole: bool = False,
+) -> Walk:
+    """Walks the tasks of `source` that pass the filters `walked`: a bounded number, or all of them."""
     moment, direction, sign = _MOMENTS[query.order], *(("ASC", ">") if query.ascending else ("DESC", "<"))
     begin = "true"
     if after is not None:
         values["at_ms"], values["at_no"] = after.ms, after.no
         begin = f"t.{moment} {sign}= :at_ms AND (t.{moment} {sign} :at_ms OR t.task_no {sign} :at_no)"
-    narrowest, count = _fewest(db, filters, values)
-    if narrowest is not None and count <= FEW:
-        source, bounds, walked = narrowest.source, narrowest.bounds, [narrowest]
-    else:
-        source, walked = _in_order(query, filters)
-        bounds = _all(walked)
+    bounds = walked[0].bounds if whole else _all(walked)
     rest = [each for each in filters if each not in walked]
-    whole = count <= FEW or not rest
+    whole = whole or not rest
     scan = TEXT_SCAN_MAX if query.text is not None else SCAN_MAX
     shape = {"source": source, "bounds": bounds, "begin": begin, "moment": moment, "direction": direction}
     rows = _ROWS.format(columns=_columns(rest, "t.task_no", f"t.{moment}"), **shape)
