@@ -221,10 +221,8 @@ class PushSender:
         """Waiting for a turn, or under way."""
         self._sleeping: dict[Key, int] = {}
         self._alarms: list[tuple[int, Key]] = []
-        self._unsaved_moves: dict[Key, PushMove] = {}
-        """Cursors that the ledger does not have yet."""
         self._saver: MoveSaver[Key, PushMove] = MoveSaver(
-            lambda moves: self._ledger.commit(MovePushes(moves=moves)), self._drop_saved
+            lambda moves: self._ledger.commit(MovePushes(moves=moves)), lambda _: self.saved.set()
         )
         self._touched: dict[TaskId, None] = {}
         """Tasks with new steps."""
@@ -294,7 +292,7 @@ class PushSender:
             self._note_unsaved(refusal)
 
     def _note_unsaved(self, refusal: Refusal) -> None:
-        log.warning("push.unsaved", extra={"code": refusal.code, "count": len(self._unsaved_moves)})
+        log.warning("push.unsaved", extra={"code": refusal.code, "count": len(self._saver.unsaved)})
 
     def _on_change(self, task_id: TaskId, step: Step | None) -> None:
         """A task with configurations, or a configuration, has a new durable record."""
@@ -368,7 +366,7 @@ class PushSender:
     def _progress_of(self, push: Push, before: PushMove | None = None) -> PushMove:
         """How far a delivery is. `before`: its unsaved move just before `push` was read. It may be saved by now."""
         standing = move_of(push)
-        for ahead in (before, self._unsaved_moves.get((push.task_id, push.id))):
+        for ahead in (before, self._saver.unsaved.get((push.task_id, push.id))):
             if ahead is not None and (ahead.key, ahead.revision) == (push.key, push.revision):
                 standing = max(standing, ahead, key=lambda move: move.progress)
         return standing
@@ -376,7 +374,7 @@ class PushSender:
     async def _run_delivery(self, delivery: _Delivery) -> None:
         key = (delivery.push.task_id, delivery.push.id)
         try:
-            before = self._unsaved_moves.get(key)
+            before = self._saver.unsaved.get(key)
             push = await self._find(key)
             if push is not None and push.dead_at_ms is None:
                 delivery.push = push
@@ -423,7 +421,7 @@ class PushSender:
                     self._fail(push, standing, failed)
                     return
                 standing = replace(standing, delivered=step.generation, attempts=0, next_ms=0, failure=None)
-                self._record(standing)
+                self._saver.keep((push.task_id, push.id), standing)
                 self._tally("delivered")
                 count += 1
             if isinstance(steps[-1].what, Ended):
@@ -464,7 +462,7 @@ class PushSender:
         pause_ms = min(max(pause_ms, failed.retry_after_ms), limits.pause_ms_max)
         next_ms = self._ledger.now_ms() + pause_ms
         move = replace(standing, attempts=attempts, failure=failed.reason, dead=dead, next_ms=0 if dead else next_ms)
-        self._record(move)
+        self._saver.keep((move.task_id, move.id), move)
         self._tally("dead" if dead else "failed")
         words = {"task_id": push.task_id, "push_id": push.id, "host": _host(push), "attempts": attempts}
         words |= {"generation": standing.delivered + 1, "reason": failed.reason}
@@ -473,17 +471,6 @@ class PushSender:
         else:
             log.info("push.failed", extra={**words, "again_in_ms": pause_ms})
             self._sleep((push.task_id, push.id), pause_ms)
-
-    def _record(self, move: PushMove) -> None:
-        key = (move.task_id, move.id)
-        self._unsaved_moves[key] = move
-        self._saver.keep(key, move)
-
-    def _drop_saved(self, moves: Mapping[Key, PushMove]) -> None:
-        for key, move in moves.items():
-            if self._unsaved_moves.get(key) is move:
-                del self._unsaved_moves[key]
-        self.saved.set()
 
 
 def _same(ours: Push, now: Push | None) -> bool:
