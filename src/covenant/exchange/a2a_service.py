@@ -34,7 +34,7 @@ from covenant.exchange.tasks.writer import Intake, LocalWorkers, TaskWriter, ref
 from covenant.exchange.worker_presence import WorkerPresence
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.contract.tasks import ListQuery, TaskScope, Watch
-from covenant.ledger.machine.commands import Continue, PutPush
+from covenant.ledger.machine.commands import Cancel, Continue, PutPush
 from covenant.model.a2a_requests import (
     PAGE_SIZE_MAX,
     CancelTask,
@@ -235,14 +235,9 @@ class A2AExchange:
 
     async def cancel(self, call: A2ARequest, request: CancelTask) -> TaskView:
         task_id, scope = parse_known_id(request.task_id), self.scope(call)
-        canceled = await self.writer.cancel(
-            task_id,
-            by=self._sender(call),
-            reason=f"by {call.caller.name}",
-            recipient=scope.recipient,
-            viewer=scope.sender,
-        )
-        refuse_ended(task_id, canceled)
+        by, reason = self._sender(call), f"by {call.caller.name}"
+        command = Cancel(task_id=task_id, viewer=scope.sender, recipient=scope.recipient, by=by, reason=reason)
+        refuse_ended(task_id, await self._ledger.commit(command))
         return await self.reader.get(task_id, scope)
 
     def _recipient(self, call: A2ARequest) -> AgentId:

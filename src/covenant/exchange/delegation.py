@@ -25,7 +25,7 @@ from covenant.exchange.tasks.writer import LocalWorkers, TaskWriter
 from covenant.exchange.worker_presence import WorkerPresence
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.contract.tasks import TaskLedger
-from covenant.ledger.machine.commands import CancelOrphans, Continue, SignalTask
+from covenant.ledger.machine.commands import Cancel, CancelOrphans, Continue, SignalTask
 from covenant.ledger.machine.decisions.identities import unknown_agent
 from covenant.ledger.machine.states import LEASED
 from covenant.model.a2a_requests import Message
@@ -249,7 +249,7 @@ class Delegations:
 
     async def cancel(self, task: Task, reason: str) -> Result:
         """Cancels a task; returns its result: that of the cancel, or the one that it had ended with before."""
-        return (await self._writer.cancel(task.id, by=task.sender, reason=reason)).result
+        return (await self.ledger.commit(Cancel(task_id=task.id, by=task.sender, reason=reason))).result
 
     async def until_ms(self, parent: Task, timeout_ms: int | None, left_ms: float | None) -> int | None:
         """The moment after which an answer is useless. `left_ms`: the time that the parent's holder has, if known."""

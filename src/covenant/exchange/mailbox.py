@@ -79,6 +79,7 @@ class MailboxExchange:
     ) -> None:
         """`recipient_admission`: a recipient must have granted `a2a.recv.<sender>` before anyone may send to it."""
         self._ledger = ledger
+        self._reader = TaskReader(ledger)
         self._operator = operator
         self.limits = ledger.limits
         self._presence = presence
@@ -279,7 +280,7 @@ class MailboxExchange:
             if not reported.duplicate:
                 await signal_caller(self._ledger, entry.task, reported.generation)
                 return reported
-        view = (await TaskReader(self._ledger).past(task_id, scope=TaskScope(sender=viewer))).view()
+        view = (await self._reader.past(task_id, scope=TaskScope(sender=viewer))).view()
         if view is None:
             raise NotFound("unknown_task", f"no task {task_id} of yours is known here")
         before = next((earlier for earlier in view.history if earlier.message_id == message_id), None)
