@@ -26,7 +26,7 @@ from covenant.outbound.call_errors import NoCard, RefusalCode, RemoteRefused, er
 from covenant.outbound.concurrency import SingleFlight
 from covenant.outbound.http_fetcher import Fetched, Fetcher
 from covenant.outbound.remote.remote_registry import Credentials
-from covenant.outbound.urls import InvalidUrl, Location, read_url
+from covenant.outbound.urls import InvalidUrl, Location, origin_of, read_url
 from covenant.wire.a2a.card_codec import BadCard, read_card, v1_fields
 
 WELL_KNOWN: Final = "/.well-known/agent-card.json"
@@ -135,12 +135,12 @@ async def check_signature(fetcher: Fetcher, card: RemoteCard) -> CardSignature:
         return CardSignature(state="none", detail=f"the card at {card.url} has no signature")
     forms: list[dict[str, Any]] = [card.fields, v1_fields(card.fields)]
     sets: dict[str, dict[str, Any]] = {}
-    broken: str | None = None
+    broken, own_origin = None, origin_of(card.url)
     for signature in card.signatures[:SIGNATURES_MAX]:
         header = header_of(signature)
         place = header.get("jku")
         keys_url = urljoin(card.url, place) if isinstance(place, str) else None
-        if keys_url is None or not _same_origin(keys_url, card.url):
+        if keys_url is None or own_origin is None or origin_of(keys_url) != own_origin:
             continue
         if keys_url not in sets:
             sets[keys_url] = await _keys(fetcher, keys_url)
@@ -163,17 +163,12 @@ async def verified(fetcher: Fetcher, card: RemoteCard) -> RemoteCard:
     return msgspec.structs.replace(card, signed_by=signature.key_id)
 
 
-def _same_origin(one: str, other: str) -> bool:
-    try:
-        return read_url(one).origin == read_url(other).origin
-    except InvalidUrl:
-        return False
-
-
 async def _keys(fetcher: Fetcher, url: str) -> dict[str, Any]:
     answer = await fetcher.fetch("GET", url, headers={"accept": "application/json"})
     try:
-        keys = msgspec.json.decode(answer.body) if answer.status == 200 and _same_origin(answer.url, url) else {}
+        keys = (
+            msgspec.json.decode(answer.body) if answer.status == 200 and origin_of(answer.url) == origin_of(url) else {}
+        )
     except (msgspec.DecodeError, RecursionError):
         keys = {}
     listed = keys.get("keys") if isinstance(keys, dict) else None
