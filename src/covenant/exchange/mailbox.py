@@ -393,22 +393,12 @@ class MailboxExchange:
         access = Access(caller=principal.agent, actions=(COMPACT_ACTION,), scope_id="a2a:compact", what="a2a compact")
         await self._ledger.commit(WriteAuditRow(access=access, by=principal.agent, row={"type": "a2a_compact_started"}))
         dropped = await self._ledger.compact()
-        await self._ledger.commit(WriteAuditRow(by=principal.agent, row={"type": "a2a_compacted", "dropped": dropped}))
+        await self.note(principal, "a2a_compacted", dropped=dropped)
         return dropped
 
-    async def note_backup(self, principal: Principal, backup_id: str, position: int) -> None:
-        row: dict[str, object] = {"type": "backup_begun", "backup_id": backup_id, "position": position}
-        await self._ledger.commit(WriteAuditRow(by=principal.agent, row=row))
-
-    async def note_drain(self, principal: Principal, timeout_ms: int) -> None:
-        row: dict[str, object] = {"type": "drain_begun", "timeout_ms": timeout_ms}
-        await self._ledger.commit(WriteAuditRow(by=principal.agent, row=row))
-
-    async def note_inspection(
-        self, principal: Principal, method: str, *, agent: str | None = None, host: str | None = None
-    ) -> None:
-        row: dict[str, object] = {"type": "agent_inspected", "method": method, "agent": agent, "host": host}
-        await self._ledger.commit(WriteAuditRow(by=principal.agent, row=row))
+    async def note(self, principal: Principal, what: str, **fields: object) -> None:
+        """Writes a row of this type into the audit."""
+        await self._ledger.commit(WriteAuditRow(by=principal.agent, row={"type": what, **fields}))
 
     def _check_page(self, value: int, most: int, name: str) -> None:
         if not 1 <= value <= most:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 from urllib.parse import urljoin
@@ -101,14 +102,11 @@ def _card(answer: Fetched) -> RemoteCard:
 
 def _lists_interface(card: RemoteCard, url: str) -> bool:
     wanted = _read(url).url.rstrip("/")
-    return any(_is_same_url(interface.url, wanted) for interface in card.interfaces)
-
-
-def _is_same_url(url: str, wanted: str) -> bool:
-    try:
-        return read_url(url).url.rstrip("/") == wanted
-    except InvalidUrl:
-        return False
+    for interface in card.interfaces:
+        with suppress(InvalidUrl):
+            if read_url(interface.url).url.rstrip("/") == wanted:
+                return True
+    return False
 
 
 def _read(url: str) -> Location:
