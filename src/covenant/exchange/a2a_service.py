@@ -18,7 +18,6 @@ from covenant.exchange.delegation import signal_caller
 from covenant.exchange.stored_files import StoredFiles
 from covenant.exchange.tasks.builder import (
     UNGUESSABLE_LENGTH_MIN,
-    IdempotencyKey,
     KeyedIds,
     build_task,
     check_message,
@@ -51,7 +50,7 @@ from covenant.model.errors import Conflict, Invalid, InvalidParams, Unauthentica
 from covenant.model.ids import AgentId, TaskId
 from covenant.model.question import asks_approval
 from covenant.model.settings import DEPTH_MAX, A2aSettings
-from covenant.model.task import A2A, DELEGATION, Hop, Task, account_of, check_hop
+from covenant.model.task import A2A, DELEGATION, Hop, Idempotency, Task, account_of, check_hop
 from covenant.model.task_event import Began, Ended, MessageUpdate, Started, Step
 from covenant.model.task_view import TaskState, TaskView, TaskViewBuilder, fold
 from covenant.model.tracing import OFF, Tracer
@@ -77,7 +76,7 @@ class A2ARequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The caller's chain of calls up to this one."""
 
 
-_Prepared = tuple[TaskId, Task | None, IdempotencyKey | None]
+_Prepared = tuple[TaskId, Task | None, Idempotency | None]
 """The id of the message's task; the task itself, if the message begins one; and the idempotency key."""
 
 
@@ -139,13 +138,7 @@ class A2AExchange:
             if sent.blocking:
                 view = await self.reader.at_rest(task_id, watch, builder, self.settings.blocking_ms_max)
             else:
-                if builder is None:
-                    builder = TaskViewBuilder()
-                    if steps := await watch.next(WATCH_S):
-                        builder.catch_up(steps)
-                    else:
-                        builder = await self.reader.past(task_id, 1)
-                view = builder.existing_view()
+                view = (builder or await self.reader.accepted(task_id, watch)).existing_view()
             return view if view.state is not TaskState.SUBMITTED else self._with_absence(call.agent, view)
 
     async def stream(self, call: A2ARequest, sent: SendMessage) -> TaskStream:
@@ -315,7 +308,7 @@ class A2AExchange:
             raise Invalid("unknown_context", "message.contextId: you have no such context; leave it out")
 
     async def _continue(
-        self, call: A2ARequest, sent: SendMessage, task_id: TaskId, key: IdempotencyKey | None
+        self, call: A2ARequest, sent: SendMessage, task_id: TaskId, key: Idempotency | None
     ) -> _DurableMessage:
         """Makes a message to a known task durable. The caller watches the task already."""
         message, scope = sent.message, self.scope(call)

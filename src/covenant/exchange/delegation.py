@@ -19,7 +19,7 @@ import msgspec
 
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.stored_files import StoredFiles
-from covenant.exchange.tasks.builder import IdempotencyKey, build_task, check_message, check_size, within_deadline
+from covenant.exchange.tasks.builder import build_task, check_message, check_size, within_deadline
 from covenant.exchange.tasks.reader import TaskReader
 from covenant.exchange.tasks.writer import LocalWorkers, TaskWriter
 from covenant.exchange.worker_presence import WorkerPresence
@@ -39,7 +39,9 @@ from covenant.model.task import (
     DELEGATION,
     PEER_RECIPIENT,
     URL_RECIPIENT,
+    DuplicateSafety,
     Hop,
+    Idempotency,
     Result,
     Target,
     Task,
@@ -176,7 +178,7 @@ class Delegations:
             hop=Hop(depth=depth, chain=chain),
             context_id=parent.context_id or parent.id,
             parent=parent.id,
-            key=IdempotencyKey(task_id, idempotent=True) if idempotent else None,
+            key=Idempotency(DuplicateSafety.IDEMPOTENT, task_id) if idempotent else None,
         )
         digest, size = fingerprint(task)
         digest = hashlib.sha256(f"{digest}{callee.name}".encode()).hexdigest()

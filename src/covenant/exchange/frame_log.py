@@ -139,6 +139,16 @@ class FrameLog:
         self._waiting.append(call)
         self._wakeup.set()
 
+    def sent(self, method: str, url: str, headers: Mapping[str, str], content: bytes) -> CapturedCall | None:
+        """Captures a call of the daemon's fetcher, if an agent makes it within its turn."""
+        turn = TURN.get()
+        if turn is None:
+            return None
+        call = CapturedCall(self, "out", "remote", f"{method} {url.partition('?')[0]}", headers)
+        call.task_id = turn.task.id
+        call.sent(content)
+        return call
+
     async def run(self) -> None:
         while True:
             await self._wakeup.wait()
@@ -196,22 +206,6 @@ class FrameLog:
         while len(self._tasks) > TASKS_MAX or self.bytes > self._bytes_max:
             _, dropped = self._tasks.popitem(last=False)
             self.bytes -= dropped.bytes
-
-
-class TurnCallCapture:
-    """Captures the calls that agents make within their turns, for the daemon's fetcher."""
-
-    def __init__(self, log: FrameLog) -> None:
-        self._log = log
-
-    def sent(self, method: str, url: str, headers: Mapping[str, str], content: bytes) -> CapturedCall | None:
-        turn = TURN.get()
-        if turn is None:
-            return None
-        call = CapturedCall(self._log, "out", "remote", f"{method} {url.partition('?')[0]}", headers)
-        call.task_id = turn.task.id
-        call.sent(content)
-        return call
 
 
 def _frames_of(call: CapturedCall) -> tuple[tuple[TaskId, ...], tuple[LoggedFrame, ...]]:

@@ -15,6 +15,7 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import contextmanager
+from operator import is_
 from typing import Any, Final, cast
 
 import msgspec
@@ -100,7 +101,7 @@ class StoredFiles:
         """
         space = space_of(account)
         kept = [await self._stored(part, space, task_id) for part in parts]
-        return parts if all(new is old for new, old in zip(kept, parts, strict=True)) else tuple(kept)
+        return parts if all(map(is_, kept, parts)) else tuple(kept)
 
     async def store_task(self, task: Task) -> Task:
         if not self.may_store(task.parts):
@@ -130,7 +131,7 @@ class StoredFiles:
         Does not read the store: `store` checks whether the files exist and their URLs are still valid.
         """
         named = [self._name_by_hash(part) for part in parts]
-        return parts if all(new is old for new, old in zip(named, parts, strict=True)) else tuple(named)
+        return parts if all(map(is_, named, parts)) else tuple(named)
 
     def _name_by_hash(self, part: Content) -> Content:
         if isinstance(part, File):
