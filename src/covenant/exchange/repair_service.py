@@ -168,18 +168,15 @@ class _Repair:
     async def apply(self, task: FoundTask) -> BulkOutcome:
         try:
             if self._command is None:
-                await self._cancel(task)
+                canceled = await self._exchange.cancel(self._principal, task.task_id, self._reason)
+                if canceled.before:
+                    raise Conflict("already_over", f"task {task.task_id} has ended: {canceled.ending}")
             else:
                 command = msgspec.structs.replace(self._command, lease_id=task.lease_id)
                 await repair_task(self._ledger, self._principal, task.task_id, command, self._reason)
         except Refusal as refusal:
             return _refused(task, refusal)
         return _outcome(task, "applied")
-
-    async def _cancel(self, task: FoundTask) -> None:
-        canceled = await self._exchange.cancel(self._principal, task.task_id, self._reason)
-        if canceled.before:
-            raise Conflict("already_over", f"task {task.task_id} has ended: {canceled.ending}")
 
 
 def _outcome(task: FoundTask, outcome: str) -> BulkOutcome:

@@ -173,6 +173,12 @@ async def _keys(fetcher: Fetcher, url: str) -> dict[str, Any]:
     return {"keys": [key for key in listed if isinstance(key, dict)] if isinstance(listed, list) else []}
 
 
+def offered_by(card: RemoteCard | None) -> str:
+    """The bindings and versions of a card, as text."""
+    offered = card.interfaces if card is not None else ()
+    return ", ".join(f"{interface.binding} {interface.version}" for interface in offered) or "none"
+
+
 def choose_interfaces(
     card: RemoteCard | None, url: str, is_own_origin: Callable[[str], bool]
 ) -> tuple[RemoteInterface, ...]:
@@ -188,8 +194,7 @@ def choose_interfaces(
         key=lambda interface: (not is_own_origin(interface.url), RANK[interface.binding, interface.version]),
     )
     if not known and card is not None and (offered or card.url == url):
-        names = ", ".join(f"{interface.binding} {interface.version}" for interface in offered) or "none"
-        raise NoCard(f"the card of {card.name!r} offers no binding that is known here; it has {names}")
+        raise NoCard(f"the card of {card.name!r} offers no binding that is known here; it has {offered_by(card)}")
     if not known:
         known = [RemoteInterface(url=url, binding=JSONRPC, version="1.0")]
     tried = [interface for interface in known if interface.binding != GRPC] or known

@@ -26,7 +26,7 @@ from covenant.outbound.call_errors import CallFailed, NoCard, RemoteError
 from covenant.outbound.http_fetcher import Fetcher
 from covenant.outbound.outbound_settings import OutboundSettings
 from covenant.outbound.remote.a2a_transport import EVENT_BYTES_MAX, A2ATransport
-from covenant.outbound.remote.card_lookup import CardSignature, check_signature, find_card
+from covenant.outbound.remote.card_lookup import CardSignature, check_signature, find_card, offered_by
 from covenant.outbound.remote.remote_client import KEY_HEADER, open_transport
 from covenant.outbound.remote.remote_registry import Credentials, host_and_port
 from covenant.outbound.remote.remote_task import RemoteTaskView
@@ -231,12 +231,7 @@ class _InspectionRun:
             if (interface.binding, interface.version) == (binding, version):
                 return interface
         if call.interface is None and urlsplit(call.url).path.endswith(".json"):
-            offered = (
-                ", ".join(f"{interface.binding} {interface.version}" for interface in self.card.interfaces)
-                if self.card
-                else "none"
-            )
-            raise NoCard(f"the card at {call.url} offers no {binding} {version}; it has {offered}")
+            raise NoCard(f"the card at {call.url} offers no {binding} {version}; it has {offered_by(self.card)}")
         tenant = call.agent or None if binding == GRPC else None
         return RemoteInterface(url=call.interface or call.url, binding=binding, version=version, tenant=tenant)
 
