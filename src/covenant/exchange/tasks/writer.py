@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Final, Protocol, TypeVar
 
 import msgspec
@@ -47,6 +46,7 @@ RETRY_S: Final = 1.0
 RETRY_MS: Final = 5_000
 """When to send again: about when another daemon, or this one after a restart, is ready."""
 _encode = msgspec.json.Encoder().encode
+replace = msgspec.structs.replace
 
 
 class DrainStatus(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -183,8 +183,8 @@ class TaskWriter:
             task, body_bytes = without_reserved_keys(task), None
         if task.deadline_ms is not None and task.origin != SIMPLE:
             task = within_deadline(task, self._ledger.clock.left_ms(task.deadline_ms))
-        command = partial(Accept, digest=digest, push=push, minted=minted, former=former, body_bytes=body_bytes)
-        return (self._accept_traced if self._tracer.on else self._accept)(task, command, submitted=True)
+        command = Accept(task=task, digest=digest, former=former, push=push, minted=minted, body_bytes=body_bytes)
+        return (self._accept_traced if self._tracer.on else self._accept)(command, submitted=True)
 
     async def _submit_files(
         self, files: StoredFiles, task: Task, *, bytes_max: int | None, push: PushConfig | None, minted: bool
@@ -208,32 +208,35 @@ class TaskWriter:
         digest, size = _digest(plain, push)
         if plain.message_id is not None:
             # Clients make a new message id for each try: the key says that it is the same message.
-            plain = msgspec.structs.replace(plain, message_id=None)
+            plain = replace(plain, message_id=None)
             former, (digest, _) = (digest,), _digest(plain, push)
         if plain.parts and self.files is not None:
             parts = self.files.named_by_hash(plain.parts)
             if parts is not plain.parts:
-                named = msgspec.structs.replace(plain, parts=parts)
+                named = replace(plain, parts=parts)
                 former, (digest, _) = (digest, *former), _digest(named, push)
         return digest, size, former
 
     def accept(self, task: Task, digest: str) -> Awaitable[Accepted]:
         """Accepts a task of this daemon's own, which has its digest already."""
-        command = partial(Accept, digest=digest)
-        return (self._accept_traced if self._tracer.on else self._accept)(task, command, submitted=False)
+        command = Accept(task=task, digest=digest)
+        return (self._accept_traced if self._tracer.on else self._accept)(command, submitted=False)
 
-    async def _accept_traced(self, task: Task, command: Callable[..., Accept], *, submitted: bool) -> Accepted:
+    async def _accept_traced(self, command: Accept, *, submitted: bool) -> Accepted:
+        task = command.task
         with accept_span(self._tracer, task, trace_of(task)) as span:
-            accepted = await self._accept(traced(task, span.trace), command, submitted=submitted)
+            accepted = await self._accept(replace(command, task=traced(task, span.trace)), submitted=submitted)
             span.note({DUPLICATE: accepted.duplicate})
         return accepted
 
-    async def _accept(self, task: Task, command: Callable[..., Accept], *, submitted: bool) -> Accepted:
+    async def _accept(self, command: Accept, *, submitted: bool) -> Accepted:
         """`submitted`: a client's task, whose id was made from an idempotency key."""
         if self.intake.closed is not None:
             raise self.intake.closed
         try:
-            return await self.begin(task, lambda starter: command(task=task, starter=starter))
+            return await self.begin(
+                command.task, lambda starter: command if starter is None else replace(command, starter=starter)
+            )
         except Conflict as refusal:
             if submitted and refusal.code == "duplicate_task_id":
                 raise key_reused() from None
