@@ -75,7 +75,7 @@ class CapturedCall:
     """The HTTP status; 0 without an answer."""
     outcome: str = ""
     """The name of the answer, where there is no HTTP status."""
-    answer_headers: Mapping[str, str] = field(default_factory=dict)
+    answer_headers: Mapping[str, str] | None = None
     task_id: TaskId | None = None
     """The task that the call belongs to, if it is known."""
 
@@ -229,7 +229,7 @@ def _frames_of(call: CapturedCall) -> tuple[tuple[TaskId, ...], tuple[LoggedFram
         door=call.door,
         what=call.outcome or str(call.status or "no answer"),
         text=redact_body(bytes(call.answer)),
-        headers=redact_answer_headers(call.answer_headers),
+        headers=redact_answer_headers(call.answer_headers or {}),
         truncated=call.answer_bytes > len(call.answer),
     )
     return task_ids, (request, reply)
