@@ -190,7 +190,7 @@ def open_transport(
     try:
         from covenant.outbound.remote.grpc_transport import GrpcTransport  # noqa: PLC0415  (needs an extra)
     except ImportError as error:
-        raise RemoteError(f"{interface.url} speaks gRPC alone: install the extra `grpc`") from error
+        raise RemoteError(f"{interface.url} is called over gRPC: install the extra `grpc`") from error
     return GrpcTransport(interface, fetcher, credentials, card, channel)
 
 
