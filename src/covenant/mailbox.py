@@ -29,7 +29,14 @@ import msgspec
 from covenant.daemon.environment import monotonic_ms, now_ms
 from covenant.exchange.argument_checks import checks_arguments, checks_methods
 from covenant.exchange.id_prefixes import UUID_LENGTH, find_lease_id, find_task_id
-from covenant.exchange.request_checks import check_reason, check_repair, check_request_id, check_size, check_task
+from covenant.exchange.request_checks import (
+    check_limit,
+    check_reason,
+    check_repair,
+    check_request_id,
+    check_size,
+    check_task,
+)
 from covenant.exchange.task_search import find_request, query_of
 from covenant.exchange.tasks.builder import check_blocks
 from covenant.exchange.tasks.reader import read_tree
@@ -132,10 +139,10 @@ class Mailbox:
         return ReceivedTask.under(leased.tasks[0].task, leased.tasks[0].lease) if leased.tasks else None
 
     async def recent_tasks(self, limit: int) -> Sequence[Task]:
-        return await self._ledger.recent_tasks(None, self._page(limit))
+        return await self._ledger.recent_tasks(None, check_limit(limit, self._ledger.limits.page_max))
 
     async def task_queue(self, limit: int) -> Sequence[QueueEntry]:
-        return (await self._ledger.queue(QueueQuery(limit=self._page(limit)))).tasks
+        return (await self._ledger.queue(QueueQuery(limit=check_limit(limit, self._ledger.limits.page_max)))).tasks
 
     async def find(self, **filters: Unpack[FindFilters]) -> FoundPage:
         """A page of the live and finished tasks that match the filters. Only reads."""
@@ -234,16 +241,10 @@ class Mailbox:
         return drained.results[0] if drained.results else None
 
     async def recent_results(self, limit: int) -> Sequence[Result]:
-        return await self._ledger.recent_results(None, self._page(limit))
+        return await self._ledger.recent_results(None, check_limit(limit, self._ledger.limits.page_max))
 
     async def compact(self) -> int:
         return await self._ledger.compact()
-
-    def _page(self, limit: int) -> int:
-        most = self._ledger.limits.page_max
-        if not 1 <= limit <= most:
-            raise Invalid("invalid_limit", f"limit must be between 1 and {most}")
-        return limit
 
     async def _lease(self, recipient: AgentId | None, timeout_s: float | None, request_id: str | None) -> LeasedTask:
         check_request_id(request_id)

@@ -194,8 +194,8 @@ async def test_frames_of_tasks_that_are_gone_are_forgotten_and_their_room_is_fre
         return task_id if task_id in there else None
 
     log = FrameLog(lambda: 1, bytes_max=10_000, find_task=belongs)
-    log.offer(call(TASK))
-    log.offer(call(OTHER))
+    call(log, TASK).ended()
+    call(log, OTHER).ended()
     there.discard(TASK)
     await log.forget_unknown()
     there.add(TASK)
@@ -213,11 +213,11 @@ def echo() -> Agent:
     return agent
 
 
-def call(task_id: str, size: int = 10) -> CapturedCall:
-    made = CapturedCall(1, "in", "a2a", "POST /v1/a2a/agents/x", {})
-    made.add_request(b"x" * size)
-    made.status = 200
-    made.add_answer(json.dumps({"task_id": task_id}).encode())
+def call(log: FrameLog, task_id: str, size: int = 10) -> CapturedCall:
+    made = CapturedCall(log, "in", "a2a", "POST /v1/a2a/agents/x", {})
+    made.sent(b"x" * size)
+    made.answered(200, {})
+    made.received(json.dumps({"task_id": task_id}).encode())
     return made
 
 
@@ -228,21 +228,21 @@ async def everything(_: TaskId) -> object:
 async def test_frames_are_bounded_for_a_task_for_all_and_while_they_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     log = FrameLog(lambda: 1, bytes_max=300_000, find_task=everything)
     for _ in range(frame_log.TASK_FRAMES_MAX):
-        log.offer(call(TASK))
+        call(log, TASK).ended()
     kept = await log.read(TASK)
     assert (len(kept.frames), kept.left_out) == (frame_log.TASK_FRAMES_MAX, frame_log.TASK_FRAMES_MAX)
-    large = call(OTHER, 10 * frame_log.CAPTURED_BYTES_MAX)
-    log.offer(large)
+    large = call(log, OTHER, 10 * frame_log.CAPTURED_BYTES_MAX)
+    large.ended()
     frames = (await log.read(OTHER)).frames
     assert (len(frames[0].text), frames[0].truncated) == (frame_log.CAPTURED_BYTES_MAX, True)
     for _ in range(4):
-        log.offer(call(OTHER, frame_log.CAPTURED_BYTES_MAX))
+        call(log, OTHER, frame_log.CAPTURED_BYTES_MAX).ended()
     assert (await log.read(TASK)).frames == (), "the task that was added to the longest time ago goes first"
     for _ in range(frame_log.WAITING_MAX + 5):
-        log.offer(call(TASK))
+        call(log, TASK).ended()
     assert (await log.read(TASK)).lost == 5
     monkeypatch.setattr(frame_log, "TASKS_MAX", 1)
-    log.offer(call(TASK))
+    call(log, TASK).ended()
     await log.read(TASK)
     assert (await log.read(OTHER)).frames == ()
 
@@ -252,12 +252,12 @@ async def test_a_call_that_names_no_task_of_ours_is_not_kept() -> None:
         return None
 
     log = FrameLog(lambda: 1, bytes_max=300_000, find_task=nothing)
-    log.offer(call(TASK))
+    call(log, TASK).ended()
     hostile = (b"", b"{", b"[" * 100_000, b"data: 7", json.dumps({"task_id": [TASK], "result": {"result": 7}}).encode())
     for said in hostile:
-        made = call(TASK)
+        made = call(log, TASK)
         made.answer[:] = said
-        log.offer(made)
+        made.ended()
     assert (await log.read(TASK)).frames == ()
 
 

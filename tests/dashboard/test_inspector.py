@@ -89,7 +89,7 @@ async def test_an_agent_of_a_tenant_is_called_in_the_tenants_place_without_its_t
         assert shown["task"]["tenant"] == "acme"
         # There is no such agent where the operator's own token leads.
         assert not (await inspect(browser, tenant="default", agent="teller", text="green"))["ok"]
-        await daemon.tenants.disable(daemon.operator, "acme")
+        await daemon.tenants.change(daemon.operator, "acme", disabled=True)
         refused = await browser.api("POST", "a2a/inspect", {"tenant": "acme", "agent": "teller", "text": "x"})
         assert refused.json()["code"] == "tenant_disabled"
 

@@ -102,7 +102,7 @@ async def test_a_tenants_session_ends_when_it_is_rotated_or_disabled(daemon: Dae
         assert (await browser.api("GET", "session")).status_code == 401
     async with open_browser(daemon, rotated.token) as browser:
         await browser.read("session")
-        await daemon.tenants.disable(daemon.operator, "acme")
+        await daemon.tenants.change(daemon.operator, "acme", disabled=True)
         assert (await browser.api("GET", "session")).status_code == 401
 
 

@@ -32,6 +32,7 @@ from covenant import (
     TaskId,
     Turn,
 )
+from covenant.daemon.environment import now_ms
 from covenant.daemon.schedulers import FileCollector, Retention, Singleton
 from covenant.ledger.contract.blobs import CHUNK_BYTES, BlobUsage, space_of
 from covenant.ledger.embedded.blob_folder import BYTES, INCOMING, BlobFolder
@@ -318,8 +319,9 @@ async def test_what_no_task_refers_to_is_collected_and_what_a_task_has_is_not(da
     files = daemon.daemon.base.access.files
     assert files is not None
     store = store_of(daemon)
+    since_the_start_ns = (now_ms() - files.settings.kept_ms - 1) * 1_000_000
     for path in (daemon.home / "blobs").rglob("*"):
-        os.utime(path, (1, 1))
+        os.utime(path, ns=(since_the_start_ns, since_the_start_ns))
     collector = FileCollector(files, daemon.daemon.base.telemetry)
     assert (await collector.step()).blobs == 1
     assert await store.find(space_of("default"), SHA256, task["id"]) == len(LARGE)

@@ -167,7 +167,7 @@ async def test_nothing_is_begun_in_the_pause_after_the_clock_was_set_and_no_mome
         assert await runner.step() == 1
 
 
-@pytest.mark.parametrize(("step_ms", "runs"), [(2 * MINUTE_MS, 3), (20 * MINUTE_MS, 5), (0, 1), (-2 * MINUTE_MS, 0)])
+@pytest.mark.parametrize(("step_ms", "runs"), [(2 * MINUTE_MS, 3), (20 * MINUTE_MS, 5), (0, 1), (-2 * MINUTE_MS, 1)])
 async def test_moments_that_pass_while_the_clock_is_set_are_run_up_to_five_minutes_late(
     tmp_path: Path, step_ms: int, runs: int
 ) -> None:
@@ -196,6 +196,39 @@ async def test_after_a_clock_that_was_a_day_ahead_is_set_back_the_next_moment_is
             assert await runner.step() == 0
         clock.advance(next_hour(clock) - clock())
         assert await runner.step() == 1
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_after_a_clock_that_was_a_day_ahead_is_set_back_no_moment_is_skipped(
+    tmp_path: Path, restarted: bool
+) -> None:
+    clock, home = FakeClock(), tmp_path / "home"
+    clock.advance(next_hour(clock) - clock() + 30_000)
+    right_ms = clock()
+    clock.step(24 * HOUR_MS)
+    async with opened(home, clock, cron="* * * * *") as (daemon, runner):
+        assert await runner.step() == 0
+        await pause(daemon, paused=False)  # a record from the future
+        if not restarted:
+            await check_no_moment_is_skipped(daemon, runner, clock, right_ms)
+    if restarted:
+        clock.step(-24 * HOUR_MS)
+        async with opened(home, clock, cron="* * * * *") as (daemon, runner):
+            await check_no_moment_is_skipped(daemon, runner, clock, right_ms)
+
+
+async def check_no_moment_is_skipped(
+    daemon: DaemonUnderTest, runner: ScheduleRunner, clock: FakeClock, right_ms: int
+) -> None:
+    """Sets the clock right, if it is not. The moments of the pause after that are run when it is over."""
+    clock.step(right_ms - clock())
+    assert await runner.step() == 0, "the clock was set just now"
+    clock.advance(PAUSE_MS + 1_000)
+    moment_ms = (right_ms // MINUTE_MS + 1) * MINUTE_MS
+    assert await runner.step() == 1
+    assert await daemon.ledger.show(run_id(NAME, moment_ms), None, 1) is not None
+    clock.advance(MINUTE_MS)
+    assert await runner.step() == 1
 
 
 async def test_a_daemon_that_was_held_up_runs_each_moment_that_it_waited_for(tmp_path: Path) -> None:

@@ -169,6 +169,28 @@ class BlobSuite:
         while (await store.usage(ACME)).files:
             await store.collect(known, LATER_MS)
 
+    async def test_references_made_before_a_moment_are_not_looked_up_again(self, store: BlobStore) -> None:
+        asked: list[TaskId] = []
+
+        async def known(each: TaskId) -> bool:
+            asked.append(each)
+            return each != task_id(3)
+
+        blob, other = await put(store, PIECE, task_id(1)), await put(store, b"other", task_id(2))
+        await store.collect(known, LATER_MS, NEVER_MS)
+        assert sorted(asked) == [task_id(1), task_id(2)]
+        since_ms = max([each.stored_at_ms for each in await store.listing(ACME, "", 10)]) + 1
+        while min([each.stored_at_ms for each in await store.listing(ACME, "", 10)]) <= since_ms:
+            await store.refer(ACME, blob.sha256, task_id(3))
+            await store.refer(ACME, other.sha256, task_id(2))
+        await store.refer(ACME, blob.sha256, task_id(4))
+        asked.clear()
+        collected = await store.collect(known, LATER_MS, since_ms)
+        assert (sorted(asked), collected.references) == ([task_id(2), task_id(3), task_id(4)], 1)
+        asked.clear()
+        assert (await store.collect(known, LATER_MS, LATER_MS - 1)).looked == 0
+        assert asked == []
+
     async def test_what_is_young_is_not_collected_whoever_knows_it(self, store: BlobStore) -> None:
         """A decision that is about to refer to it may not be committed yet."""
         referred, bare = await put(store, b"one", task_id(1)), await put(store, b"two")

@@ -51,7 +51,7 @@ async def test_a_url_that_was_good_when_it_was_given_is_judged_when_it_is_called
         fetcher(resolver=names.resolver()) as calls,
     ):
         names.then("evil.example", [PUBLIC], [INSIDE])
-        await calls._guard.check(inside.url(host="evil.example"))
+        await calls.guard.check(inside.url(host="evil.example"))
         with pytest.raises(AddressRefused):
             await calls.fetch("GET", inside.url(host="evil.example"))
         assert inside.connections == 0

@@ -382,7 +382,7 @@ async def test_a_cursor_that_is_saved_while_it_is_read_repeats_nothing(
         reads += held
         if reads == 2:  # the first is for the news, this one for the delivery
             saves.set()
-            await eventually(lambda: asyncio.sleep(0, not runner._unsaved_moves))
+            await eventually(lambda: asyncio.sleep(0, not runner._saver.unsaved))
         return found
 
     monkeypatch.setattr(ledger, "commit", commit_later)

@@ -222,7 +222,7 @@ def capture_streams(logs: TaskLogs) -> Iterator[None]:
 async def open_task_logs(home: Path, *, bytes_max: int) -> AsyncIterator[TaskLogs]:
     """`bytes_max`: in memory, and the same in the home."""
     file = TaskLogFile(home, bytes_max)
-    logs = TaskLogs(now_ms, bytes_max=bytes_max, keep=file.keep, older=file.older, forget=file.forget)
+    logs = TaskLogs(now_ms, bytes_max=bytes_max, store=file)
     handler = TurnLogHandler(logs)
     logging.getLogger().addHandler(handler)
     try:

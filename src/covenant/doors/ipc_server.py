@@ -366,11 +366,11 @@ _TASK_ID: Final = msgspec.json.Decoder(_TaskIdField)
 
 
 def _log_call(log: FrameLog, kind: str, frame: bytes, reply: bytes) -> None:
-    call = CapturedCall(log.now_ms(), "in", "socket", f"{kind} {_TASK_ID.decode(frame).task_id or ''}".rstrip(), {})
-    call.add_request(frame)
-    call.add_answer(reply)
-    call.status, call.outcome = 200, "answer"
-    log.offer(call)
+    call = CapturedCall(log, "in", "socket", f"{kind} {_TASK_ID.decode(frame).task_id or ''}".rstrip(), {})
+    call.sent(frame)
+    call.answered(200, {}, "answer")
+    call.received(reply)
+    call.ended()
 
 
 def _answer_without_operation(api: ApiContext, kind: str) -> ApiAnswer:

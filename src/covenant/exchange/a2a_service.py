@@ -18,7 +18,6 @@ from covenant.exchange.delegation import signal_caller
 from covenant.exchange.stored_files import StoredFiles
 from covenant.exchange.tasks.builder import (
     UNGUESSABLE_LENGTH_MIN,
-    IdempotencyKey,
     KeyedIds,
     build_task,
     check_message,
@@ -34,7 +33,7 @@ from covenant.exchange.tasks.writer import Intake, LocalWorkers, TaskWriter, ref
 from covenant.exchange.worker_presence import WorkerPresence
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.contract.tasks import ListQuery, TaskScope
-from covenant.ledger.machine.commands import Continue, PutPush
+from covenant.ledger.machine.commands import Cancel, Continue, PutPush
 from covenant.ledger.watchers import TaskWatch
 from covenant.model.a2a_requests import (
     PAGE_SIZE_MAX,
@@ -52,7 +51,7 @@ from covenant.model.errors import Conflict, Invalid, InvalidParams, Unauthentica
 from covenant.model.ids import AgentId, TaskId
 from covenant.model.question import asks_approval
 from covenant.model.settings import DEPTH_MAX, A2aSettings
-from covenant.model.task import A2A, DELEGATION, Hop, Task, account_of, check_hop
+from covenant.model.task import A2A, DELEGATION, Hop, Idempotency, Task, account_of, check_hop
 from covenant.model.task_event import Began, Ended, MessageUpdate, Started, Step
 from covenant.model.task_view import TaskState, TaskView, TaskViewBuilder, fold
 from covenant.model.tracing import OFF, Tracer
@@ -78,7 +77,7 @@ class A2ARequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The caller's chain of calls up to this one."""
 
 
-_Prepared = tuple[TaskId, Task | None, IdempotencyKey | None]
+_Prepared = tuple[TaskId, Task | None, Idempotency | None]
 """The id of the message's task; the task itself, if the message begins one; and the idempotency key."""
 
 
@@ -140,13 +139,7 @@ class A2AExchange:
             if sent.blocking:
                 view = await self.reader.at_rest(task_id, watch, builder, self.settings.blocking_ms_max)
             else:
-                if builder is None:
-                    builder = TaskViewBuilder()
-                    if steps := await watch.next(WATCH_S):
-                        builder.catch_up(steps)
-                    else:
-                        builder = await self.reader.past(task_id, 1)
-                view = builder.existing_view()
+                view = (builder or await self.reader.accepted(task_id, watch)).existing_view()
             return view if view.state is not TaskState.SUBMITTED else self._with_absence(call.agent, view)
 
     async def stream(self, call: A2ARequest, sent: SendMessage) -> TaskStream:
@@ -236,14 +229,9 @@ class A2AExchange:
 
     async def cancel(self, call: A2ARequest, request: CancelTask) -> TaskView:
         task_id, scope = parse_known_id(request.task_id), self.scope(call)
-        canceled = await self.writer.cancel(
-            task_id,
-            by=self._sender(call),
-            reason=f"by {call.caller.name}",
-            recipient=scope.recipient,
-            viewer=scope.sender,
-        )
-        refuse_ended(task_id, canceled)
+        by, reason = self._sender(call), f"by {call.caller.name}"
+        command = Cancel(task_id=task_id, viewer=scope.sender, recipient=scope.recipient, by=by, reason=reason)
+        refuse_ended(task_id, await self._ledger.commit(command))
         return await self.reader.get(task_id, scope)
 
     def _recipient(self, call: A2ARequest) -> AgentId:
@@ -321,7 +309,7 @@ class A2AExchange:
             raise Invalid("unknown_context", "message.contextId: you have no such context; leave it out")
 
     async def _continue(
-        self, call: A2ARequest, sent: SendMessage, task_id: TaskId, key: IdempotencyKey | None
+        self, call: A2ARequest, sent: SendMessage, task_id: TaskId, key: Idempotency | None
     ) -> _DurableMessage:
         """Makes a message to a known task durable. The caller watches the task already."""
         message, scope = sent.message, self.scope(call)

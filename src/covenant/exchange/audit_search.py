@@ -7,8 +7,8 @@ from typing import Final
 import msgspec
 
 from covenant.exchange.access.principals import Principal
+from covenant.exchange.request_checks import check_limit
 from covenant.ledger.contract.identities import LAST, AuditLedger, AuditRecord
-from covenant.model.errors import Invalid
 
 LIMIT_MAX: Final = 1_000
 CHUNK_ROWS: Final = 1_000
@@ -53,8 +53,7 @@ async def find_audit(
     ledger: AuditLedger, principal: Principal, filters: AuditFilter, limit: int, below: int = LAST
 ) -> AuditPage:
     """The newest rows below a position that pass the filter. A caller that is not the operator finds its own rows."""
-    if not 1 <= limit <= LIMIT_MAX:
-        raise Invalid("invalid_limit", f"limit must be between 1 and {LIMIT_MAX}")
+    check_limit(limit, LIMIT_MAX)
     narrow = filters.type is not None or filters.issuer is not None
     before_ms = LAST if filters.before_ms is None else filters.before_ms
     at_once = CHUNK_ROWS if narrow else limit

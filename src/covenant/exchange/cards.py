@@ -125,34 +125,22 @@ def skills_of(
 
     None: unknown; the card then follows the definition.
     """
-    if abilities is not None and definition.kind_rules.needs_model:
-        return _model_skills(definition, tools, abilities)
-    return _distinct(
-        (
-            CHAT,
-            *_capability_skills(definition),
-            *(_declared_skill(skill) for skill in definition.skills),
-            *_tool_skills(usable_tools(definition, tools)),
-        )
-    )
-
-
-def _model_skills(
-    definition: AgentDefinition, tools: Sequence[Tool], abilities: frozenset[str]
-) -> tuple[CardSkill, ...]:
-    if not abilities and definition.id != INDEX:
+    usable_here = usable_tools(definition, tools)
+    if abilities is None or not definition.kind_rules.needs_model:
+        own = _capability_skills(definition)
+    elif not abilities and definition.id != INDEX:
         # No model runs this agent, so its card must promise nothing.
         return ()
-    commands = usable(definition, abilities or ROUTING)
-    named = ((command, CAPABILITIES[command]) for command in commands if command != ASK)
-    return _distinct(
-        (
-            CHAT,
-            *(CardSkill(id=name, name=name, description=about, tags=(command,)) for command, (name, about) in named),
-            *(_declared_skill(skill) for skill in definition.skills),
-            *(_tool_skills(usable_tools(definition, tools)) if MCP in commands else ()),
-        )
-    )
+    else:
+        commands = usable(definition, abilities or ROUTING)
+        own = (_command_skill(command) for command in commands if command != ASK)
+        usable_here = usable_here if MCP in commands else ()
+    return _distinct((CHAT, *own, *map(_declared_skill, definition.skills), *_tool_skills(usable_here)))
+
+
+def _command_skill(command: str) -> CardSkill:
+    name, about = CAPABILITIES[command]
+    return CardSkill(id=name, name=name, description=about, tags=(command,))
 
 
 def usable(definition: AgentDefinition, abilities: Iterable[str]) -> tuple[str, ...]:
@@ -181,15 +169,15 @@ def usable_tools(definition: AgentDefinition, tools: Sequence[Tool]) -> Sequence
 
 
 def _capability_skills(definition: AgentDefinition) -> Iterator[CardSkill]:
-    if not definition.kind_rules.needs_model:
-        return
-    for capability in definition.capabilities:
-        if capability.strip() == ASK:
-            continue  # asking the user is no skill that a caller could request
-        known = CAPABILITIES.get(capability.strip())
-        name = known[0] if known else _one_word(capability.strip().removeprefix("/"), "capability")
-        description = known[1] if known else f"Capability: {capability.strip() or name}"
-        yield CardSkill(id=name, name=name, description=description, tags=(capability.strip() or name,))
+    given = definition.capabilities if definition.kind_rules.needs_model else ()
+    for capability in map(str.strip, given):
+        if capability in CAPABILITIES:
+            yield _command_skill(capability)
+        elif capability != ASK:  # asking the user is no skill that a caller could request
+            name = _one_word(capability.removeprefix("/"), "capability")
+            yield CardSkill(
+                id=name, name=name, description=f"Capability: {capability or name}", tags=(capability or name,)
+            )
 
 
 def _declared_skill(skill: written.Skill) -> CardSkill:

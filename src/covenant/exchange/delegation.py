@@ -19,13 +19,13 @@ import msgspec
 
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.stored_files import StoredFiles
-from covenant.exchange.tasks.builder import IdempotencyKey, build_task, check_message, check_size, within_deadline
+from covenant.exchange.tasks.builder import build_task, check_message, check_size, within_deadline
 from covenant.exchange.tasks.reader import TaskReader
 from covenant.exchange.tasks.writer import LocalWorkers, TaskWriter
 from covenant.exchange.worker_presence import WorkerPresence
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.contract.tasks import TaskLedger
-from covenant.ledger.machine.commands import CancelOrphans, Continue, SignalTask
+from covenant.ledger.machine.commands import Cancel, CancelOrphans, Continue, SignalTask
 from covenant.ledger.machine.decisions.identities import unknown_agent
 from covenant.ledger.machine.states import LEASED
 from covenant.model.a2a_requests import Message
@@ -39,7 +39,9 @@ from covenant.model.task import (
     DELEGATION,
     PEER_RECIPIENT,
     URL_RECIPIENT,
+    DuplicateSafety,
     Hop,
+    Idempotency,
     Result,
     Target,
     Task,
@@ -171,7 +173,7 @@ class Delegations:
             hop=Hop(depth=depth, chain=chain),
             context_id=parent.context_id or parent.id,
             parent=parent.id,
-            key=IdempotencyKey(task_id, idempotent=True) if idempotent else None,
+            key=Idempotency(DuplicateSafety.IDEMPOTENT, task_id) if idempotent else None,
         )
         digest, size = fingerprint(task)
         digest = hashlib.sha256(f"{digest}{callee.name}".encode()).hexdigest()
@@ -244,7 +246,7 @@ class Delegations:
 
     async def cancel(self, task: Task, reason: str) -> Result:
         """Cancels a task; returns its result: that of the cancel, or the one that it had ended with before."""
-        return (await self._writer.cancel(task.id, by=task.sender, reason=reason)).result
+        return (await self.ledger.commit(Cancel(task_id=task.id, by=task.sender, reason=reason))).result
 
     async def until_ms(self, parent: Task, timeout_ms: int | None, left_ms: float | None) -> int | None:
         """The moment after which an answer is useless. `left_ms`: the time that the parent's holder has, if known."""

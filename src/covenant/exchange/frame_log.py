@@ -12,6 +12,7 @@ import asyncio
 import re
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 import msgspec
@@ -55,46 +56,47 @@ class LoggedFrame(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defa
         return OVERHEAD + len(self.text) + sum(len(name) + len(value) for name, value in self.headers.items())
 
 
+@dataclass(slots=True)
 class CapturedCall:
     """One request and its answer, while the call runs. `direction` is that of the request."""
 
-    __slots__ = (
-        "answer",
-        "answer_bytes",
-        "answer_headers",
-        "answered_ms",
-        "at_ms",
-        "direction",
-        "door",
-        "headers",
-        "outcome",
-        "request",
-        "request_bytes",
-        "status",
-        "task_id",
-        "what",
-    )
+    log: FrameLog
+    direction: Direction
+    door: str
+    what: str
+    headers: Mapping[str, str]
+    at_ms: int = field(init=False)
+    answered_ms: int = field(init=False)
+    request: bytearray = field(default_factory=bytearray)
+    request_bytes: int = 0
+    answer: bytearray = field(default_factory=bytearray)
+    answer_bytes: int = 0
+    status: int = 0
+    """The HTTP status; 0 without an answer."""
+    outcome: str = ""
+    """The name of the answer, where there is no HTTP status."""
+    answer_headers: Mapping[str, str] | None = None
+    task_id: TaskId | None = None
+    """The task that the call belongs to, if it is known."""
 
-    def __init__(self, at_ms: int, direction: Direction, door: str, what: str, headers: Mapping[str, str]) -> None:
-        self.at_ms, self.direction, self.door, self.what, self.headers = at_ms, direction, door, what, headers
-        self.request, self.answer = bytearray(), bytearray()
-        self.request_bytes = self.answer_bytes = 0
-        self.status = 0
-        """The HTTP status; 0 without an answer."""
-        self.outcome = ""
-        """The name of the answer, where there is no HTTP status."""
-        self.answered_ms = at_ms
-        self.answer_headers: Mapping[str, str] = {}
-        self.task_id: TaskId | None = None
-        """The task that the call belongs to, if it is known."""
+    def __post_init__(self) -> None:
+        self.at_ms = self.answered_ms = self.log.now_ms()
 
-    def add_request(self, piece: bytes) -> None:
+    def sent(self, piece: bytes) -> None:
         self.request += piece[: max(0, CAPTURED_BYTES_MAX - len(self.request))]
         self.request_bytes += len(piece)
 
-    def add_answer(self, piece: bytes) -> None:
+    def answered(self, status: int, headers: Mapping[str, str], outcome: str = "") -> None:
+        self.status, self.answer_headers, self.outcome = status, headers, outcome
+        self.answered_ms = self.log.now_ms()
+
+    def received(self, piece: bytes) -> None:
         self.answer += piece[: max(0, CAPTURED_BYTES_MAX - len(self.answer))]
         self.answer_bytes += len(piece)
+
+    def ended(self) -> None:
+        """Offers the call to the log."""
+        self.log.offer(self)
 
 
 class FramePage(msgspec.Struct, frozen=True, gc=False):
@@ -136,6 +138,16 @@ class FrameLog:
             return
         self._waiting.append(call)
         self._wakeup.set()
+
+    def sent(self, method: str, url: str, headers: Mapping[str, str], content: bytes) -> CapturedCall | None:
+        """Captures a call of the daemon's fetcher, if an agent makes it within its turn."""
+        turn = TURN.get()
+        if turn is None:
+            return None
+        call = CapturedCall(self, "out", "remote", f"{method} {url.partition('?')[0]}", headers)
+        call.task_id = turn.task.id
+        call.sent(content)
+        return call
 
     async def run(self) -> None:
         while True:
@@ -196,38 +208,6 @@ class FrameLog:
             self.bytes -= dropped.bytes
 
 
-class TurnCallCapture:
-    """Captures the calls that agents make within their turns, for the daemon's fetcher."""
-
-    def __init__(self, log: FrameLog) -> None:
-        self._log = log
-
-    def sent(self, method: str, url: str, headers: Mapping[str, str], content: bytes) -> _CapturedTurnCall | None:
-        turn = TURN.get()
-        if turn is None:
-            return None
-        call = CapturedCall(self._log.now_ms(), "out", "remote", f"{method} {url.partition('?')[0]}", headers)
-        call.task_id = turn.task.id
-        call.add_request(content)
-        return _CapturedTurnCall(self._log, call)
-
-
-class _CapturedTurnCall:
-    def __init__(self, log: FrameLog, call: CapturedCall) -> None:
-        self._log = log
-        self._call = call
-
-    def answered(self, status: int, headers: Mapping[str, str]) -> None:
-        self._call.status, self._call.answer_headers = status, headers
-        self._call.answered_ms = self._log.now_ms()
-
-    def received(self, piece: bytes) -> None:
-        self._call.add_answer(piece)
-
-    def ended(self) -> None:
-        self._log.offer(self._call)
-
-
 def _frames_of(call: CapturedCall) -> tuple[tuple[TaskId, ...], tuple[LoggedFrame, ...]]:
     """The tasks that a call may be about, and its frames."""
     task_ids = (call.task_id,) if call.task_id is not None else tuple(_task_ids(call))
@@ -249,7 +229,7 @@ def _frames_of(call: CapturedCall) -> tuple[tuple[TaskId, ...], tuple[LoggedFram
         door=call.door,
         what=call.outcome or str(call.status or "no answer"),
         text=redact_body(bytes(call.answer)),
-        headers=redact_answer_headers(call.answer_headers),
+        headers=redact_answer_headers(call.answer_headers or {}),
         truncated=call.answer_bytes > len(call.answer),
     )
     return task_ids, (request, reply)

@@ -13,7 +13,14 @@ import msgspec
 
 from covenant.exchange.access.principals import Principal, require_operator
 from covenant.exchange.delegation import signal_caller
-from covenant.exchange.request_checks import check_reason, check_request_id, check_size, check_task, read_answer
+from covenant.exchange.request_checks import (
+    check_limit,
+    check_reason,
+    check_request_id,
+    check_size,
+    check_task,
+    read_answer,
+)
 from covenant.exchange.stored_files import StoredFiles
 from covenant.exchange.tasks.builder import check_blocks, check_update
 from covenant.exchange.tasks.reader import TaskReader, add_earlier_usage, read_tree
@@ -79,6 +86,7 @@ class MailboxExchange:
     ) -> None:
         """`recipient_admission`: a recipient must have granted `a2a.recv.<sender>` before anyone may send to it."""
         self._ledger = ledger
+        self._reader = TaskReader(ledger)
         self._operator = operator
         self.limits = ledger.limits
         self._presence = presence
@@ -182,7 +190,7 @@ class MailboxExchange:
         self, principal: Principal, *, everyone: bool = False, count: int = 1, request_id: str | None = None
     ) -> Leased:
         """Leases the next tasks: the caller's own, or (for the operator) those of all recipients in turn."""
-        self._check_page(count, self.limits.batch_max, "max")
+        check_limit(count, self.limits.batch_max, "max")
         check_request_id(request_id)
         if self._intake.closed is not None:
             raise self._intake.closed
@@ -279,7 +287,7 @@ class MailboxExchange:
             if not reported.duplicate:
                 await signal_caller(self._ledger, entry.task, reported.generation)
                 return reported
-        view = (await TaskReader(self._ledger).past(task_id, scope=TaskScope(sender=viewer))).view()
+        view = (await self._reader.past(task_id, scope=TaskScope(sender=viewer))).view()
         if view is None:
             raise NotFound("unknown_task", f"no task {task_id} of yours is known here")
         before = next((earlier for earlier in view.history if earlier.message_id == message_id), None)
@@ -356,7 +364,7 @@ class MailboxExchange:
         task_id: TaskId | None = None,
     ) -> Drained:
         """Takes the oldest results: the caller's own, or (for the operator) everybody's; or the result of one task."""
-        self._check_page(count, self.limits.batch_max, "max")
+        check_limit(count, self.limits.batch_max, "max")
         check_request_id(request_id)
         if everyone:
             await require_operator(self._ledger, principal, "scope=all")
@@ -366,17 +374,17 @@ class MailboxExchange:
         )
 
     async def queue(self, principal: Principal, query: QueueQuery) -> Queue:
-        self._check_page(query.limit, self.limits.page_max, "limit")
+        check_limit(query.limit, self.limits.page_max)
         if query.state_filter is not None and query.state_filter not in LIVE_NAMES:
             raise Invalid("invalid_filter", f"state_filter must be one of {', '.join(LIVE_NAMES)}")
         return await self._ledger.queue(msgspec.structs.replace(query, viewer=principal.viewer))
 
     async def recent_tasks(self, principal: Principal, limit: int) -> Sequence[Task]:
-        self._check_page(limit, self.limits.page_max, "limit")
+        check_limit(limit, self.limits.page_max)
         return await self._ledger.recent_tasks(principal.viewer, limit)
 
     async def recent_results(self, principal: Principal, limit: int) -> Sequence[Result]:
-        self._check_page(limit, self.limits.page_max, "limit")
+        check_limit(limit, self.limits.page_max)
         return await self._ledger.recent_results(principal.viewer, limit)
 
     async def show(self, principal: Principal, task_id: TaskId, after: int | None = None) -> TaskDetail:
@@ -392,26 +400,12 @@ class MailboxExchange:
         access = Access(caller=principal.agent, actions=(COMPACT_ACTION,), scope_id="a2a:compact", what="a2a compact")
         await self._ledger.commit(WriteAuditRow(access=access, by=principal.agent, row={"type": "a2a_compact_started"}))
         dropped = await self._ledger.compact()
-        await self._ledger.commit(WriteAuditRow(by=principal.agent, row={"type": "a2a_compacted", "dropped": dropped}))
+        await self.note(principal, "a2a_compacted", dropped=dropped)
         return dropped
 
-    async def note_backup(self, principal: Principal, backup_id: str, position: int) -> None:
-        row: dict[str, object] = {"type": "backup_begun", "backup_id": backup_id, "position": position}
-        await self._ledger.commit(WriteAuditRow(by=principal.agent, row=row))
-
-    async def note_drain(self, principal: Principal, timeout_ms: int) -> None:
-        row: dict[str, object] = {"type": "drain_begun", "timeout_ms": timeout_ms}
-        await self._ledger.commit(WriteAuditRow(by=principal.agent, row=row))
-
-    async def note_inspection(
-        self, principal: Principal, method: str, *, agent: str | None = None, host: str | None = None
-    ) -> None:
-        row: dict[str, object] = {"type": "agent_inspected", "method": method, "agent": agent, "host": host}
-        await self._ledger.commit(WriteAuditRow(by=principal.agent, row=row))
-
-    def _check_page(self, value: int, most: int, name: str) -> None:
-        if not 1 <= value <= most:
-            raise Invalid("invalid_limit", f"{name} must be between 1 and {most}")
+    async def note(self, principal: Principal, what: str, **fields: object) -> None:
+        """Writes a row of this type into the audit."""
+        await self._ledger.commit(WriteAuditRow(by=principal.agent, row={"type": what, **fields}))
 
 
 def _respond_within(entry: Entry | None) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ import msgspec
 
 from covenant.exchange.access.principals import Principal, require_operator
 from covenant.exchange.mailbox import MailboxExchange
-from covenant.exchange.request_checks import check_reason, check_repair
+from covenant.exchange.request_checks import check_limit, check_reason, check_repair
 from covenant.exchange.task_search import query_of, scoped
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.contract.task_query import PAGE_MAX, FoundTask, TaskQuery
@@ -129,7 +129,8 @@ async def repair_tasks(
     ledger: Ledger, exchange: MailboxExchange, principal: Principal, request: RepairTasks
 ) -> BulkReport:
     dry_run = request.dry_run is not False
-    found, more = await _find_tasks(ledger, principal, _query(request), _limit(request))
+    limit = check_limit(LIMIT if request.limit is None else request.limit, LIMIT_MAX)
+    found, more = await _find_tasks(ledger, principal, _query(request), limit)
     repair = _Repair(ledger, exchange, principal, request)
     if dry_run:
         judged = tuple([repair.judge(task) for task in found])
@@ -167,18 +168,15 @@ class _Repair:
     async def apply(self, task: FoundTask) -> BulkOutcome:
         try:
             if self._command is None:
-                await self._cancel(task)
+                canceled = await self._exchange.cancel(self._principal, task.task_id, self._reason)
+                if canceled.before:
+                    raise Conflict("already_over", f"task {task.task_id} has ended: {canceled.ending}")
             else:
                 command = msgspec.structs.replace(self._command, lease_id=task.lease_id)
                 await repair_task(self._ledger, self._principal, task.task_id, command, self._reason)
         except Refusal as refusal:
             return _refused(task, refusal)
         return _outcome(task, "applied")
-
-    async def _cancel(self, task: FoundTask) -> None:
-        canceled = await self._exchange.cancel(self._principal, task.task_id, self._reason)
-        if canceled.before:
-            raise Conflict("already_over", f"task {task.task_id} has ended: {canceled.ending}")
 
 
 def _outcome(task: FoundTask, outcome: str) -> BulkOutcome:
@@ -201,13 +199,6 @@ def _command(request: RepairTasks, action: str) -> Requeue | ForceError | None:
     if request.duplicate_risk is None:
         raise Invalid("invalid_repair", "a requeue needs duplicate_risk: idempotent or operator_accepted")
     return Requeue(Posture(request.duplicate_risk.replace("-", "_")))
-
-
-def _limit(request: RepairTasks) -> int:
-    limit = LIMIT if request.limit is None else request.limit
-    if not 1 <= limit <= LIMIT_MAX:
-        raise Invalid("invalid_limit", f"limit must be between 1 and {LIMIT_MAX}")
-    return limit
 
 
 def _query(request: RepairTasks) -> TaskQuery:

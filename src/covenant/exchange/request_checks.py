@@ -51,6 +51,12 @@ def check_repair(command: RepairCommand, reason: str) -> None:
         raise Invalid("invalid_repair", "invalid repair request: force_error message must not be empty")
 
 
+def check_limit(limit: int, most: int, name: str = "limit") -> int:
+    if not 1 <= limit <= most:
+        raise Invalid("invalid_limit", f"{name} must be between 1 and {most}")
+    return limit
+
+
 def check_request_id(request_id: str | None) -> None:
     if request_id is not None and not 0 < len(request_id.strip()) <= REQUEST_ID_LENGTH_MAX:
         raise Invalid("invalid_request_id", f"request_id must have 1 to {REQUEST_ID_LENGTH_MAX} characters")

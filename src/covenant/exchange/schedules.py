@@ -83,6 +83,8 @@ class ScheduleRunner:
         self._next: dict[ScheduleKey, int] = {}
         """The moment that each schedule waits for. Other entries in the heap belong to an earlier definition."""
         self._clock_steps = self._looked_ms = 0
+        self._looked_monotonic_ms = ledger.clock.monotonic_ms()
+        """When the last look was, by the clock that nobody can set. There is none in the pause after a step."""
         self._catalogue_changes = -1
         """The catalogue's count of changes at the last refresh."""
         self._changed = asyncio.Event()
@@ -105,16 +107,17 @@ class ScheduleRunner:
         clock = self._ledger.clock
         if clock.is_paused():
             return 0
-        runs, now_ms = 0, self._ledger.now_ms()
+        runs, now_ms, monotonic_ms = 0, self._ledger.now_ms(), clock.monotonic_ms()
         if clock.steps_total != self._clock_steps:
             self._clock_steps = clock.steps_total
             if now_ms < self._looked_ms:  # the moments that come again are waited for again
                 self._active.clear()
                 self._heap.clear()
                 self._catalogue_changes = -1
-        self._looked_ms = now_ms
+        unseen_ms = monotonic_ms - self._looked_monotonic_ms
         while runs < RUNS_AT_ONCE_MAX:
-            await self._refresh()  # each time: a schedule that is due may have been paused
+            await self._refresh(unseen_ms)  # each time: a schedule that is due may have been paused
+            self._looked_ms, self._looked_monotonic_ms = now_ms, monotonic_ms
             if not self._heap or self._heap[0][0] > now_ms:
                 break
             _, key, moment_ms = heapq.heappop(self._heap)
@@ -140,8 +143,11 @@ class ScheduleRunner:
             self._next[key] = following_ms
             heapq.heappush(self._heap, (following_ms, key, following_ms))
 
-    async def _refresh(self) -> None:
-        """Reads the catalogue: new and changed schedules begin now, and removed ones end."""
+    async def _refresh(self, unseen_ms: int) -> None:
+        """Reads the catalogue: new and changed schedules begin now, and removed ones end.
+
+        `unseen_ms`: the time since the last look. If all schedules begin anew, the moments in it are still run.
+        """
         changes = self._catalogue.changes
         if changes == self._catalogue_changes:
             return
@@ -154,6 +160,7 @@ class ScheduleRunner:
                         if pause.until_ms is not None:
                             found[tenant.name, agent.id, schedule.id] = (schedule, agent.definition, pause.until_ms)
         now_ms = self._ledger.now_ms()
+        looked_ms = now_ms - unseen_ms if self._catalogue_changes < 0 else now_ms
         for key in [key for key in self._active if key not in found]:
             del self._active[key]
         for number, (key, (schedule, definition, resumed_ms)) in enumerate(found.items()):
@@ -169,7 +176,7 @@ class ScheduleRunner:
             except Refusal as refusal:
                 log.warning("schedule.unreadable", extra={"schedule": "/".join(key), "reason": refusal.message})
                 continue
-            self._push_next(key, known, now_ms - schedule.catch_up_s * 1000 - 1)
+            self._push_next(key, known, min(looked_ms, now_ms - schedule.catch_up_s * 1000 - 1))
         self._catalogue_changes = changes
 
     async def _submit(self, key: ScheduleKey, known: _ActiveSchedule, moment_ms: int) -> bool:

@@ -22,7 +22,7 @@ from covenant.exchange.access.tenants import MESSAGE, RATE, Caller, share
 from covenant.exchange.cards import skills_of
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.tasks.builder import build_task, check_message
-from covenant.exchange.tasks.reader import WATCH_S, parse_known_id
+from covenant.exchange.tasks.reader import parse_known_id
 from covenant.ledger.contract.tasks import TaskLedger, TaskScope
 from covenant.ledger.machine.decisions.context import unknown_task
 from covenant.model.a2a_requests import Message
@@ -33,7 +33,7 @@ from covenant.model.ids import TaskId
 from covenant.model.mcp_servers import Tool, tools_for
 from covenant.model.rate_limits import MINUTE_MS, SlidingWindow
 from covenant.model.task import SIMPLE, Hop, Task, check_chain
-from covenant.model.task_view import TaskView, TaskViewBuilder
+from covenant.model.task_view import TaskView
 
 TIMEOUT_MS: Final = 300_000
 KEPT_MAX: Final = 1_000
@@ -118,12 +118,7 @@ class SimpleExchange:
         check_message(message, agent, ())
         with self._ledger.watch(task.id, new=True) as watch:
             await self._a2a.writer.submit(task, bytes_max=self._a2a.settings.message_bytes_max, minted=True)
-            builder = TaskViewBuilder()
-            if steps := await watch.next(WATCH_S):
-                builder.catch_up(steps)
-            else:  # the watch was cut
-                builder = await self._a2a.reader.past(task.id, 1)
-        view = builder.existing_view()
+            view = (await self._a2a.reader.accepted(task.id, watch)).existing_view()
         await self._add(await self._view_of(tenant), view)
         return view
 

@@ -15,6 +15,7 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import contextmanager
+from operator import is_
 from typing import Any, Final, cast
 
 import msgspec
@@ -56,6 +57,8 @@ from covenant.model.task_view import TaskView
 
 INLINED_BYTES_MAX: Final = 16 * 1024 * 1024
 """The most bytes of one message that an agent gets inline: more stay files."""
+WHOLE_ROUNDS: Final = 24
+"""In the time that files are kept, all references are looked up at most this often, however often tasks are erased."""
 _BASE64_FACTOR: Final = 4 / 3
 log = logging.getLogger(__name__)
 replace = msgspec.structs.replace
@@ -76,6 +79,16 @@ class StoredFiles:
         self._uploads: Counter[str] = Counter()
         self._writes: defaultdict[str, dict[asyncio.Timeout, asyncio.Event]] = defaultdict(dict)
         """The running writes of each space: the timeout that can end a write, and the event of its end."""
+        self._known_before_ms = 0
+        """All references made before this were found known, unless their tasks were erased since."""
+        self._round_ms: int | None = None
+        """The collector's round under way: references made before this are looked up."""
+        self._round_failed = False
+        """A pass of the round failed, so that the round may have left references out."""
+        self._erased = False
+        """Tasks were erased since the last round of all references began."""
+        self._whole_round_ms = ledger.clock.monotonic_ms()
+        ledger.on_erased(self._on_erased)
 
     def may_store(self, parts: Iterable[Content]) -> bool:
         """Whether `store` would inspect one of these parts. Does not look at their bytes."""
@@ -88,7 +101,7 @@ class StoredFiles:
         """
         space = space_of(account)
         kept = [await self._stored(part, space, task_id) for part in parts]
-        return parts if all(new is old for new, old in zip(kept, parts, strict=True)) else tuple(kept)
+        return parts if all(map(is_, kept, parts)) else tuple(kept)
 
     async def store_task(self, task: Task) -> Task:
         if not self.may_store(task.parts):
@@ -118,7 +131,7 @@ class StoredFiles:
         Does not read the store: `store` checks whether the files exist and their URLs are still valid.
         """
         named = [self._name_by_hash(part) for part in parts]
-        return parts if all(new is old for new, old in zip(named, parts, strict=True)) else tuple(named)
+        return parts if all(map(is_, named, parts)) else tuple(named)
 
     def _name_by_hash(self, part: Content) -> Content:
         if isinstance(part, File):
@@ -340,10 +353,33 @@ class StoredFiles:
         await self._store.erase(space)
 
     async def collect(self) -> Collected:
-        """Runs one pass of the collector; does nothing while the clock is paused after a step."""
-        if self._ledger.clock.is_paused():
+        """Runs one pass of the collector; does nothing while the clock is paused after a step.
+
+        Passes make rounds. A round looks up the references that have become old enough since the round before: an
+        older one was found known, and its task can only have been erased. After an erasure a round looks up all.
+        """
+        clock, kept_ms = self._ledger.clock, self.settings.kept_ms
+        if clock.is_paused():
             return Collected()
-        return await self._store.collect(self._known, self._ledger.now_ms() - self.settings.kept_ms)
+        before_ms = self._ledger.now_ms() - kept_ms
+        if self._round_ms is None:
+            self._round_ms, now_ms = before_ms, clock.monotonic_ms()
+            if self._erased and now_ms - self._whole_round_ms >= kept_ms // WHOLE_ROUNDS:
+                self._erased, self._known_before_ms, self._whole_round_ms = False, 0, now_ms
+            self._known_before_ms = min(self._known_before_ms, before_ms)  # the clock may have been set back
+        try:
+            collected = await self._store.collect(self._known, before_ms, self._known_before_ms)
+        except BaseException:
+            self._round_failed = True
+            raise
+        if not collected.more:
+            if not self._round_failed:
+                self._known_before_ms = self._round_ms
+            self._round_ms, self._round_failed = None, False
+        return collected
+
+    def _on_erased(self) -> None:
+        self._erased = True
 
     async def _known(self, task_id: TaskId) -> bool:
         return await self._ledger.parties(task_id) is not None

@@ -2,8 +2,8 @@
 
 A line is the agent's output to standard output, standard error or `logging`, or an event of the daemon that names the
 task. The length of a line, the lines and bytes of one task, the number of tasks and the bytes of all are bounded. In a
-task the oldest lines are dropped first; of all tasks, the one whose newest line is oldest. `older` reads lines from
-another store, such as those of an earlier run.
+task the oldest lines are dropped first; of all tasks, the one whose newest line is oldest. A store has other lines,
+such as those of an earlier run.
 
 Lines may come from any thread. They are read and waited for on the event loop. A line's number is larger than those of
 all lines before it, also across restarts: it is a cursor.
@@ -17,7 +17,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 import msgspec
 
@@ -82,38 +82,30 @@ class ReadLines(msgspec.Struct, frozen=True, gc=False):
     left_out: int = 0
 
 
-Older = Callable[[TaskId, int], Awaitable[Sequence[LogLine]]]
-"""Reads a task's lines with smaller numbers than this one, oldest first."""
-Keep = Callable[[TaskId, LogLine], None]
 IsKnown = Callable[[TaskId], Awaitable[bool]]
-Forget = Callable[[IsKnown], Awaitable[None]]
-"""Deletes stored lines of tasks that no longer exist."""
 
 
-async def _nothing_older(_: TaskId, __: int) -> Sequence[LogLine]:
-    return ()
+class LineStore(Protocol):
+    """Keeps lines beyond this process."""
 
+    def keep(self, task_id: TaskId, line: LogLine) -> None:
+        """Called with each line in the writer's thread; must not wait."""
 
-async def _nothing_kept(_: IsKnown) -> None:
-    return
+    async def older(self, task_id: TaskId, before: int) -> Sequence[LogLine]:
+        """The task's lines with smaller numbers than this one, oldest first."""
+
+    async def forget(self, is_known: IsKnown) -> None:
+        """Deletes stored lines of tasks that no longer exist."""
 
 
 class TaskLogs:
-    """Must be made on the loop that reads it. `keep` gets each line in the writer's thread, and must not wait."""
+    """Must be made on the loop that reads it."""
 
     def __init__(
-        self,
-        now_ms: Callable[[], int],
-        *,
-        bytes_max: int = BYTES_MAX,
-        keep: Keep | None = None,
-        older: Older = _nothing_older,
-        forget: Forget = _nothing_kept,
+        self, now_ms: Callable[[], int], *, bytes_max: int = BYTES_MAX, store: LineStore | None = None
     ) -> None:
         self._bytes_max = bytes_max
-        self._keep = keep
-        self._older = older
-        self._forget_kept = forget
+        self._store = store
         self._now_ms = now_ms
         self._lock = threading.Lock()
         self._tasks: OrderedDict[TaskId, _TaskLines] = OrderedDict()
@@ -182,8 +174,8 @@ class TaskLogs:
             lines = list(known.lines) if known is not None else []
             left_out = known.left_out if known is not None else 0
         first_no = lines[0].no if lines else NO_MAX
-        if not left_out and (after is None or after < first_no - 1):
-            lines = [*await self._older(task_id, first_no), *lines]
+        if self._store is not None and not left_out and (after is None or after < first_no - 1):
+            lines = [*await self._store.older(task_id, first_no), *lines]
         if after is None:
             return ReadLines(tuple(lines[-limit:]), left_out)
         return ReadLines(tuple([line for line in lines if line.no > after][:limit]), left_out)
@@ -210,7 +202,8 @@ class TaskLogs:
                 with self._lock:
                     removed = self._tasks.pop(task_id, None)
                     self._bytes -= removed.bytes if removed is not None else 0
-        await self._forget_kept(is_known)
+        if self._store is not None:
+            await self._store.forget(is_known)
 
     def finish(self) -> None:
         """Keeps every line that has no end yet: nothing more will be written."""
@@ -249,16 +242,14 @@ class TaskLogs:
         known.bytes += line.size
         self._bytes += line.size
         while len(known.lines) > TASK_LINES_MAX or known.bytes > TASK_BYTES_MAX:
-            self._forget(known, known.lines.popleft())
+            size = known.lines.popleft().size
+            known.bytes -= size
+            self._bytes -= size
+            known.left_out += 1
         while self._bytes > self._bytes_max and len(self._tasks) > 1:
             self._drop_oldest()
-        if self._keep is not None:
-            self._keep(task_id, line)
-
-    def _forget(self, known: _TaskLines, line: LogLine) -> None:
-        known.bytes -= line.size
-        known.left_out += 1
-        self._bytes -= line.size
+        if self._store is not None:
+            self._store.keep(task_id, line)
 
     def _drop_oldest(self) -> None:
         _, dropped = self._tasks.popitem(last=False)

@@ -12,6 +12,7 @@ from typing import Final, get_type_hints
 import msgspec
 
 from covenant.exchange.access.principals import Principal
+from covenant.exchange.request_checks import check_limit
 from covenant.ledger.contract.identities import IdentityLedger
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.contract.task_query import PAGE_MAX, FoundPage, TaskCounts, TaskQuery, place_after
@@ -99,8 +100,7 @@ async def scoped(ledger: IdentityLedger, principal: Principal, query: TaskQuery)
 
 
 def check_query(query: TaskQuery) -> TaskQuery:
-    if not 1 <= query.limit <= PAGE_MAX:
-        raise Invalid("invalid_limit", f"limit must be between 1 and {PAGE_MAX}")
+    check_limit(query.limit, PAGE_MAX)
     for name in _NAMES:
         _check_text(name, getattr(query, name), NAME_CHARS_MAX)
     _check_text("text", query.text, TEXT_CHARS_MAX)

@@ -312,23 +312,22 @@ def escaped_key(key: str) -> str:
 
 
 def _allowed(kind: Any, steps: list[str]) -> tuple[Any, ...]:
-    for step in steps:
-        hints = _hints(kind)
-        kind = hints.get(step)
+    kind = _kind_at(kind, steps)
     return tuple(value for each in _alternatives(kind) if get_origin(each) is Literal for value in get_args(each))
 
 
 def _keys(kind: Any, steps: list[str]) -> tuple[str, ...]:
+    return tuple(_hints(_kind_at(kind, steps)))
+
+
+def _kind_at(kind: Any, steps: list[str]) -> Any:
     for step in steps:
         if step != "..." and not step.isdigit():
             kind = _hints(kind).get(step)
         else:
-            kind = next((inner for each in _unannotated(kind) for inner in get_args(each)), None)
-    return tuple(_hints(kind))
-
-
-def _unannotated(kind: Any) -> tuple[Any, ...]:
-    return _unannotated(get_args(kind)[0]) if get_origin(kind) is Annotated else (kind,)
+            items = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+            kind = next(iter(get_args(items)), None)
+    return kind
 
 
 def _hints(kind: Any) -> dict[str, Any]:

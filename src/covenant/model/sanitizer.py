@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from operator import is_
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -89,9 +90,8 @@ def without_reserved(metadata: Mapping[str, Any] | None) -> dict[str, Any] | Non
 
 def unreserved_parts(parts: tuple[Content, ...]) -> tuple[Content, ...]:
     """The parts without reserved keys in their metadata; the same tuple if there are none."""
-    if not any(_has_reserved(part) for part in parts):
-        return parts
-    return tuple(_unreserved(part) for part in parts)
+    kept = tuple(map(_unreserved, parts))
+    return parts if all(map(is_, kept, parts)) else kept
 
 
 def unreserved_update(update: Update) -> Update:
@@ -100,19 +100,12 @@ def unreserved_update(update: Update) -> Update:
         metadata = without_reserved(metadata)
     if parts is update.parts and metadata is update.metadata:
         return update
-    changed: StatusUpdate | ArtifactUpdate | MessageUpdate = msgspec.structs.replace(
-        update, parts=parts, metadata=metadata
-    )
+    changed: Update = _replace(update, parts=parts, metadata=metadata)
     return changed
 
 
-def _has_reserved(part: Content) -> bool:
-    if isinstance(part, Image | Audio) or part.metadata is None:
-        return False
-    return any(map(is_reserved, part.metadata))
-
-
 def _unreserved(part: Content) -> Content:
-    if isinstance(part, Image | Audio) or part.metadata is None:
+    metadata = None if isinstance(part, Image | Audio) else part.metadata
+    if metadata is None or not any(map(is_reserved, metadata)):
         return part
-    return msgspec.structs.replace(part, metadata=without_reserved(part.metadata))
+    return _replace(part, metadata=without_reserved(metadata))

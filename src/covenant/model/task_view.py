@@ -329,33 +329,27 @@ def final_message(result: Result, ending: Ending) -> MessageUpdate | None:
     return MessageUpdate(parts=parts, message_id=f"{result.task_id}-err") if parts else None
 
 
-class RemoteTask(msgspec.Struct, frozen=True, kw_only=True):
+class _RemoteState(msgspec.Struct, frozen=True, kw_only=True):
     task_id: str
     context_id: str | None
     state: TaskState
     message: MessageUpdate | None = None
+    metadata: dict[str, Any] | None = None
+
+    @property
+    def text(self) -> str:
+        return plain_text(self.message.parts) if self.message is not None else ""
+
+
+class RemoteTask(_RemoteState, frozen=True, kw_only=True):
     artifacts: tuple[Artifact, ...] = ()
     history: tuple[MessageUpdate, ...] = ()
-    metadata: dict[str, Any] | None = None
-
-    @property
-    def text(self) -> str:
-        return plain_text(self.message.parts) if self.message is not None else ""
 
 
-class RemoteStatus(msgspec.Struct, frozen=True, kw_only=True):
+class RemoteStatus(_RemoteState, frozen=True, kw_only=True):
     """A status update of a remote agent. `final`: the stream ends after it (only the 0.3 dialect says so)."""
 
-    task_id: str
-    context_id: str | None
-    state: TaskState
-    message: MessageUpdate | None = None
     final: bool = False
-    metadata: dict[str, Any] | None = None
-
-    @property
-    def text(self) -> str:
-        return plain_text(self.message.parts) if self.message is not None else ""
 
 
 class RemoteArtifact(msgspec.Struct, frozen=True, kw_only=True):

@@ -65,7 +65,7 @@ async def _run(ask: Callable[[], Awaitable[T]]) -> T:
 class MoveSaver(Generic[K, V]):
     """Saves moves, such as the progress of deliveries: the latest one of each key is committed soon, many at a time.
 
-    A move that could not be committed is kept. `saved` is called with the moves that were committed.
+    `saved` is called with the moves that were committed.
     """
 
     def __init__(
@@ -74,10 +74,12 @@ class MoveSaver(Generic[K, V]):
         self._commit = commit
         self._saved = saved
         self._added = asyncio.Event()
-        self.waiting: dict[K, V] = {}
+        self.unsaved: dict[K, V] = {}
+        """Moves that were not committed yet, or are being committed; the one that changed longest ago comes first."""
 
     def keep(self, key: K, move: V) -> None:
-        self.waiting[key] = move
+        self.unsaved.pop(key, None)
+        self.unsaved[key] = move
         self._added.set()
 
     async def run(self, on_unavailable: Callable[[Unavailable], None] | None = None) -> None:
@@ -86,7 +88,7 @@ class MoveSaver(Generic[K, V]):
         With `on_unavailable`, a commit that fails as Unavailable is tried again: a database can be down for a while. A
         journal that cannot be written stays so.
         """
-        if self.waiting:  # since an earlier run
+        if self.unsaved:  # since an earlier run
             self._added.set()
         while True:
             await self._added.wait()
@@ -101,13 +103,12 @@ class MoveSaver(Generic[K, V]):
                 self._added.set()
 
     async def save(self) -> None:
-        while self.waiting:
-            moves = {key: self.waiting.pop(key) for key in tuple(islice(self.waiting, MOVES_MAX))}
-            try:
-                await self._commit(tuple(moves.values()))
-            except BaseException:
-                self.waiting = moves | self.waiting
-                raise
+        while self.unsaved:
+            moves = dict(islice(self.unsaved.items(), MOVES_MAX))
+            await self._commit(tuple(moves.values()))
+            for key, move in moves.items():
+                if self.unsaved.get(key) is move:
+                    del self.unsaved[key]
             self._saved(moves)
 
 

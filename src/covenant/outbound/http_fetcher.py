@@ -18,7 +18,7 @@ import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import urljoin
 
 from covenant.model.errors import Invalid
@@ -135,35 +135,26 @@ class Fetcher:
         transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
         """`transport` carries the requests in place of the network."""
-        self._guard = guard
+        self.guard = guard
         self._limits = limits
         self._user_agent = user_agent
         self._trust = trust or TlsTrust()
-        self._observer = observer
+        self.observer = observer
         self._transport = transport
 
     def allowing(self, *places: str) -> Fetcher:
         """A fetcher that may also call these places (`host:port`) at private addresses, since the caller named them."""
-        return Fetcher(
-            self._guard.allowing(places),
-            self._limits,
-            user_agent=self._user_agent,
-            trust=self._trust,
-            observer=self._observer,
-        )
+        return self._with(guard=self.guard.allowing(places))
 
     def observed(
         self, observer: CallObserver, limits: OutboundSettings, transport: httpx2.AsyncBaseTransport | None = None
     ) -> Fetcher:
         """A fetcher whose calls are observed, within other limits. The caller closes it."""
-        return Fetcher(
-            self._guard,
-            limits,
-            user_agent=self._user_agent,
-            trust=self._trust,
-            observer=observer,
-            transport=transport,
-        )
+        return self._with(observer=observer, limits=limits, transport=transport)
+
+    def _with(self, **other: Any) -> Fetcher:
+        same = {"guard": self.guard, "limits": self._limits, "user_agent": self._user_agent, "trust": self._trust}
+        return Fetcher(**{**same, "observer": self.observer, **other})
 
     async def open(self) -> None:
         await self.transport()
@@ -217,14 +208,6 @@ class Fetcher:
                     status=response.status_code, headers=_headers_of(response), pieces=pieces, url=call.location.url
                 )
 
-    @property
-    def guard(self) -> AddressGuard:
-        return self._guard
-
-    @property
-    def observer(self) -> CallObserver | None:
-        return self._observer
-
     async def close(self) -> None:
         if self._transport is not None:
             await self._transport.aclose()
@@ -235,7 +218,7 @@ class Fetcher:
         check_headers(headers)
         given = {name.lower(): value for name, value in headers.items()}
         sent = {"user-agent": self._user_agent, "accept": "*/*", **given, **encodings, "connection": "close"}
-        return _Call(method=method.upper(), location=self._guard.read(url), headers=sent, content=content)
+        return _Call(method=method.upper(), location=self.guard.read(url), headers=sent, content=content)
 
     @asynccontextmanager
     async def _in_time(self, total_ms: int | None = None) -> AsyncIterator[None]:
@@ -257,7 +240,7 @@ class Fetcher:
             await response.aclose()
             _end(response)
             call = _redirected(call, target)
-            self._guard.read(call.location.url)
+            self.guard.read(call.location.url)
         raise CallFailed("bad_redirect", "the server redirects too often", transient=False)
 
     async def _send(self, call: _Call, *, idle_ms: int, bytes_max: int | None) -> httpx2.Response:
@@ -265,8 +248,8 @@ class Fetcher:
         import httpx2  # noqa: PLC0415  (see the module's contract)
 
         record = None
-        if self._observer is not None:
-            record = self._observer.sent(call.method, call.location.url, call.headers, call.content)
+        if self.observer is not None:
+            record = self.observer.sent(call.method, call.location.url, call.headers, call.content)
         connect_s, idle_s = self._limits.connect_ms / 1000, idle_ms / 1000
         request = httpx2.Request(
             call.method,
@@ -298,7 +281,7 @@ class Fetcher:
             # Another caller may have made it while we waited: all share one.
             if self._transport is None:
                 limit = self._limits.connections_max
-                self._transport = GuardedTransport(self._guard, connections_max=limit, ssl_context=context)
+                self._transport = GuardedTransport(self.guard, connections_max=limit, ssl_context=context)
         return self._transport
 
 

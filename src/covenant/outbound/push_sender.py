@@ -89,12 +89,10 @@ class WebhookClient:
         headers = self._headers(push, step, attempt, body)
         try:
             answer = await self._fetcher.fetch("POST", push.config.url, headers=headers, content=body)
-        except AddressRefused as refused:
-            return _push_failure(refused.detail)
-        except CallFailed as failed:
-            return _push_failure(failed.detail)
+        except (AddressRefused, CallFailed) as failed:
+            return PushFailure(reason=failed.detail[:FAILURE_LENGTH_MAX])
         except Invalid as wrong:
-            return _push_failure(wrong.message)
+            return PushFailure(reason=wrong.message[:FAILURE_LENGTH_MAX])
         if 200 <= answer.status < 300:
             return None
         return PushFailure(
@@ -135,11 +133,10 @@ def auth_headers(push: Push) -> dict[str, str]:
     return headers
 
 
-def _push_failure(reason: str) -> PushFailure:
-    return PushFailure(reason=reason[:FAILURE_LENGTH_MAX])
-
-
 Key = tuple[TaskId, str]
+
+Encode = Callable[[Step, bool], bytes | None]
+"""The body of a step, and whether more steps follow it at once. None: the step has no body of its own."""
 
 replace = msgspec.structs.replace
 
@@ -153,33 +150,6 @@ class _Delivery:
     host: str
     task: asyncio.Task[None] | None = None
     again: bool = False
-
-
-class _StepBodies:
-    """The bodies for 1.0: one for each step, as in a stream."""
-
-    def __init__(self, task: Task, link: Link) -> None:
-        self._task = task
-        self._link = link
-
-    def body(self, step: Step, *, more: bool) -> bytes | None:  # noqa: ARG002  (each step has a body)
-        return V1.responses.encode_step(self._task, step, self._link)
-
-
-class _TaskBodies:
-    """The bodies for 0.3: the whole task after a step. A chunk has no body of its own if more steps follow."""
-
-    def __init__(self, built: TaskViewBuilder, link: Link) -> None:
-        self._built = built
-        self._link = link
-
-    def body(self, step: Step, *, more: bool) -> bytes | None:
-        self._built.add(step)
-        if more and isinstance(step.what, ArtifactUpdate):
-            return None
-        view = self._built.view()
-        assert view is not None
-        return V03.responses.encode_task(view, None, self._link)
 
 
 class PushSender:
@@ -221,10 +191,8 @@ class PushSender:
         """Waiting for a turn, or under way."""
         self._sleeping: dict[Key, int] = {}
         self._alarms: list[tuple[int, Key]] = []
-        self._unsaved_moves: dict[Key, PushMove] = {}
-        """Cursors that the ledger does not have yet."""
         self._saver: MoveSaver[Key, PushMove] = MoveSaver(
-            lambda moves: self._ledger.commit(MovePushes(moves=moves)), self._drop_saved
+            lambda moves: self._ledger.commit(MovePushes(moves=moves)), lambda _: self.saved.set()
         )
         self._touched: dict[TaskId, None] = {}
         """Tasks with new steps."""
@@ -294,7 +262,7 @@ class PushSender:
             self._note_unsaved(refusal)
 
     def _note_unsaved(self, refusal: Refusal) -> None:
-        log.warning("push.unsaved", extra={"code": refusal.code, "count": len(self._unsaved_moves)})
+        log.warning("push.unsaved", extra={"code": refusal.code, "count": len(self._saver.unsaved)})
 
     def _on_change(self, task_id: TaskId, step: Step | None) -> None:
         """A task with configurations, or a configuration, has a new durable record."""
@@ -368,7 +336,7 @@ class PushSender:
     def _progress_of(self, push: Push, before: PushMove | None = None) -> PushMove:
         """How far a delivery is. `before`: its unsaved move just before `push` was read. It may be saved by now."""
         standing = move_of(push)
-        for ahead in (before, self._unsaved_moves.get((push.task_id, push.id))):
+        for ahead in (before, self._saver.unsaved.get((push.task_id, push.id))):
             if ahead is not None and (ahead.key, ahead.revision) == (push.key, push.revision):
                 standing = max(standing, ahead, key=lambda move: move.progress)
         return standing
@@ -376,7 +344,7 @@ class PushSender:
     async def _run_delivery(self, delivery: _Delivery) -> None:
         key = (delivery.push.task_id, delivery.push.id)
         try:
-            before = self._unsaved_moves.get(key)
+            before = self._saver.unsaved.get(key)
             push = await self._find(key)
             if push is not None and push.dead_at_ms is None:
                 delivery.push = push
@@ -405,17 +373,17 @@ class PushSender:
             self._schedule(push)
 
     async def _deliver(self, delivery: _Delivery, standing: PushMove) -> None:
-        push, count, bodies = delivery.push, 0, None
+        push, count, encode = delivery.push, 0, None
         while count < BURST_MAX and not (standing.dead or self._disabled(delivery.tenant)):
             delivery.again = False
             # The steps read here are durable, and so is the configuration that was found before.
             steps = await self._steps(push.task_id, standing.delivered, STEPS_AT_ONCE)
             if not steps:
                 return
-            if bodies is None:
-                bodies = await self._bodies(push, standing.delivered, steps[0])
+            if encode is None:
+                encode = await self._encoder(push, standing.delivered, steps[0])
             for step in steps:
-                body = bodies.body(step, more=step is not steps[-1])
+                body = encode(step, step is not steps[-1])
                 if body is None:
                     continue
                 failed = await self._webhooks.deliver(push, step, body, attempt=standing.attempts + 1)
@@ -423,7 +391,7 @@ class PushSender:
                     self._fail(push, standing, failed)
                     return
                 standing = replace(standing, delivered=step.generation, attempts=0, next_ms=0, failure=None)
-                self._record(standing)
+                self._saver.keep((push.task_id, push.id), standing)
                 self._tally("delivered")
                 count += 1
             if isinstance(steps[-1].what, Ended):
@@ -434,15 +402,24 @@ class PushSender:
         recent = self._recent.after(task_id, after, limit)
         return recent if recent is not None else await self._ledger.steps(task_id, after, limit)
 
-    async def _bodies(self, push: Push, delivered: int, first: Step) -> _StepBodies | _TaskBodies:
-        if push.config.version == V03.version:
-            built = TaskViewBuilder()
-            while built.generation < delivered:
-                limit = min(STEPS_FOLDED_AT_ONCE, delivered - built.generation)
-                built.catch_up(await self._steps(push.task_id, built.generation, limit))
-            return _TaskBodies(built, self._link)
-        task = first.what.task if isinstance(first.what, Began) else await self._task(push.task_id)
-        return _StepBodies(task, self._link)
+    async def _encoder(self, push: Push, delivered: int, first: Step) -> Encode:
+        """For 1.0 a body has one step, as in a stream; for 0.3 the whole task after a step."""
+        link = self._link
+        if push.config.version != V03.version:
+            task = first.what.task if isinstance(first.what, Began) else await self._task(push.task_id)
+            return lambda step, _: V1.responses.encode_step(task, step, link)
+        built = TaskViewBuilder()
+        while built.generation < delivered:
+            limit = min(STEPS_FOLDED_AT_ONCE, delivered - built.generation)
+            built.catch_up(await self._steps(push.task_id, built.generation, limit))
+
+        def encode_task(step: Step, more: bool) -> bytes | None:  # noqa: FBT001  (as `Encode` says)
+            built.add(step)
+            if more and isinstance(step.what, ArtifactUpdate):
+                return None
+            return V03.responses.encode_task(built.existing_view(), None, link)
+
+        return encode_task
 
     async def _task(self, task_id: TaskId) -> Task:
         task = self._recent.task(task_id)
@@ -464,7 +441,7 @@ class PushSender:
         pause_ms = min(max(pause_ms, failed.retry_after_ms), limits.pause_ms_max)
         next_ms = self._ledger.now_ms() + pause_ms
         move = replace(standing, attempts=attempts, failure=failed.reason, dead=dead, next_ms=0 if dead else next_ms)
-        self._record(move)
+        self._saver.keep((move.task_id, move.id), move)
         self._tally("dead" if dead else "failed")
         words = {"task_id": push.task_id, "push_id": push.id, "host": _host(push), "attempts": attempts}
         words |= {"generation": standing.delivered + 1, "reason": failed.reason}
@@ -473,17 +450,6 @@ class PushSender:
         else:
             log.info("push.failed", extra={**words, "again_in_ms": pause_ms})
             self._sleep((push.task_id, push.id), pause_ms)
-
-    def _record(self, move: PushMove) -> None:
-        key = (move.task_id, move.id)
-        self._unsaved_moves[key] = move
-        self._saver.keep(key, move)
-
-    def _drop_saved(self, moves: Mapping[Key, PushMove]) -> None:
-        for key, move in moves.items():
-            if self._unsaved_moves.get(key) is move:
-                del self._unsaved_moves[key]
-        self.saved.set()
 
 
 def _same(ours: Push, now: Push | None) -> bool:

@@ -112,6 +112,8 @@ def _first(table: tuple[SpecialUse, ...], address: Address) -> SpecialUse | None
 
 
 Host = Address | str
+Origin = tuple[str, Host, int]
+"""Scheme, host and port."""
 
 
 class InvalidUrl(CovenantError, ValueError):
@@ -127,7 +129,7 @@ class Location:
     """Path and query, ready to be sent."""
 
     @property
-    def origin(self) -> tuple[str, Host, int]:
+    def origin(self) -> Origin:
         return self.scheme, self.host, self.port
 
     @property
@@ -171,6 +173,14 @@ def read_url(text: str) -> Location:
         port=DEFAULT_PORTS[scheme] if port is None else port,
         target=quote(target if target.startswith("/") else f"/{target}", safe=_TARGET_SAFE),
     )
+
+
+def origin_of(url: str) -> Origin | None:
+    """The URL's scheme, host and port; None if it cannot be called."""
+    try:
+        return read_url(url).origin
+    except InvalidUrl:
+        return None
 
 
 def read_authority(text: str) -> tuple[Host, int | None]:

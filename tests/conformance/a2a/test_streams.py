@@ -312,7 +312,7 @@ async def test_a_tenant_that_is_turned_out_loses_its_streams_and_not_its_tasks(
         ready = asyncio.Event()
         task = asyncio.create_task(reading(theirs, ready))
         await ready.wait()
-        await tenancy.disable(operator, name)
+        await tenancy.change(operator, name, disabled=True)
         assert [frame.ends for frame in await task] == [False]
-        await tenancy.enable(operator, name)
+        await tenancy.change(operator, name, disabled=False)
         assert (await theirs.page()).total == 2

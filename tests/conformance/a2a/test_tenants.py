@@ -45,7 +45,7 @@ async def roles(under_test: ServerUnderTest) -> AsyncIterator[Roles]:
         a2a.catalogue.add_resident(tenant, actor.definition, "code")
         tokens[role] = (await a2a.tenancy.rotate(operator, tenant)).token
     await a2a.tenancy.rotate(operator, minted["rotated"][0])
-    await a2a.tenancy.disable(operator, minted["disabled"][0])
+    await a2a.tenancy.change(operator, minted["disabled"][0], disabled=True)
     tokens |= {"mine": under_test.neighbour, "operator": a2a.token, "nobody": None, "unknown": "atr_" + "0" * 64}
     yield Roles("", tokens)
 

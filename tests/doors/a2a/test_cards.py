@@ -265,7 +265,7 @@ async def test_agents_of_one_name_have_the_card_of_their_own_tenant(under_test: 
 
 async def test_a_disabled_tenant_gets_no_card(under_test: CardsUnderTest) -> None:
     await under_test.add(under_test.mine)
-    await under_test.tenancy.disable(under_test.principal, "mine")
+    await under_test.tenancy.change(under_test.principal, "mine", disabled=True)
     assert (await under_test.mine.http.ask("GET", CARD)).status == 401
 
 

@@ -148,13 +148,13 @@ async def test_a_tenant_that_is_disabled_hears_no_more_and_its_task_goes_on(tmp_
         stream = s.stream("SendStreamingMessage", asks("3", "count"))
         first = await stream.read()
         await asyncio.wait_for(agent.said.wait(), BOUND_S)
-        await s.http.tenancy.disable(s.http.operator, DEFAULT)
+        await s.http.tenancy.change(s.http.operator, DEFAULT, disabled=True)
         events, told = await rest_of(stream)
         assert (told.code, told.reason) == ("UNAUTHENTICATED", "UNAUTHENTICATED")
         last = ([first, *events])[-1]
         assert dict(told.trailers)["last-event-id"] == str(generation_of(last))
         assert (await s.refused("SubscribeToTask", subscribe(first.task.id))).code == "UNAUTHENTICATED"
-        await s.http.tenancy.enable(s.http.operator, DEFAULT)
+        await s.http.tenancy.change(s.http.operator, DEFAULT, disabled=False)
         agent.go.set()
         cursor = dict(told.trailers)["last-event-id"]
         rest = await s.streamed("SubscribeToTask", subscribe(first.task.id), last_event_id=cursor)
@@ -180,7 +180,7 @@ async def test_a_caller_that_reads_nothing_is_ended_all_the_same_and_knows_how_f
             )
             stream = method(subscribe(task_id), metadata=s.metadata(last_event_id="1"))
             await stream.initial_metadata()
-            await s.http.tenancy.disable(s.http.operator, DEFAULT)
+            await s.http.tenancy.change(s.http.operator, DEFAULT, disabled=True)
             events, told = await rest_of(stream)
         assert told.code == "UNAUTHENTICATED"
         cursors = [str(generation_of(event)) for event in events[-1:]]

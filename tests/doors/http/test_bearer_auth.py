@@ -16,10 +16,10 @@ from tests.waits import BOUND_S
 Change = Callable[[DoorsUnderTest], Awaitable[object]]
 
 CHANGES: dict[str, Change] = {
-    "the tenant is disabled": lambda w: w.tenancy.disable(w.principal, "acme"),
+    "the tenant is disabled": lambda w: w.tenancy.change(w.principal, "acme", disabled=True),
     "its token is rotated": lambda w: w.tenancy.rotate(w.principal, "acme"),
     "its limits change": lambda w: w.tenancy.change(w.principal, "acme", limits=TenantLimits(concurrency=3)),
-    "the first tenant is disabled": lambda w: w.tenancy.disable(w.principal, DEFAULT),
+    "the first tenant is disabled": lambda w: w.tenancy.change(w.principal, DEFAULT, disabled=True),
     "the first tenant has other limits": lambda w: w.tenancy.change(
         w.principal, DEFAULT, limits=TenantLimits(concurrency=3)
     ),
@@ -53,9 +53,9 @@ async def test_a_tenant_that_is_enabled_again_is_known_again(under_test: DoorsUn
     gate = gate_of(under_test)
     credential = b"Bearer " + (await under_test.tenancy.add(under_test.principal, "acme")).token.encode()
     assert gate.recognised(credential) is not None
-    await under_test.tenancy.disable(under_test.principal, "acme")
+    await under_test.tenancy.change(under_test.principal, "acme", disabled=True)
     assert gate.recognised(credential) is None
-    await under_test.tenancy.enable(under_test.principal, "acme")
+    await under_test.tenancy.change(under_test.principal, "acme", disabled=False)
     assert gate.recognised(credential) is not None
 
 
@@ -103,9 +103,9 @@ async def test_a_tenant_is_out_at_its_next_request_on_the_same_connection(under_
             return (await connection.hear()).status
 
         assert [await status() for _ in range(3)] == [200] * 3
-        await under_test.tenancy.disable(under_test.principal, "acme")
+        await under_test.tenancy.change(under_test.principal, "acme", disabled=True)
         assert await status() == 401
-        await under_test.tenancy.enable(under_test.principal, "acme")
+        await under_test.tenancy.change(under_test.principal, "acme", disabled=False)
         assert await status() == 200
         await under_test.tenancy.rotate(under_test.principal, "acme")
         assert await status() == 401

@@ -101,7 +101,7 @@ async def test_another_tenants_agent_is_as_unknown_as_none(under_test: DoorsUnde
 async def test_every_bad_token_gets_the_same_answer(under_test: DoorsUnderTest) -> None:
     acme, disabled = await under_test.tenant("acme"), await under_test.tenant("disabled")
     rotated = await under_test.tenant("rotated")
-    await under_test.tenancy.disable(under_test.principal, "disabled")
+    await under_test.tenancy.change(under_test.principal, "disabled", disabled=True)
     await under_test.tenancy.rotate(under_test.principal, "rotated")
     bob = await under_test.enroll("bob@test")
     bad: list[dict[str, str]] = [
@@ -116,7 +116,7 @@ async def test_every_bad_token_gets_the_same_answer(under_test: DoorsUnderTest) 
             reply = await Http(under_test.port).ask(method, target, b"{}", headers)
             assert (reply.status, reply.json, reply.headers["www-authenticate"]) == (401, UNKNOWN, "Bearer")
     assert await under_test.audit("authentication_failed")
-    await under_test.tenancy.enable(under_test.principal, "disabled")
+    await under_test.tenancy.change(under_test.principal, "disabled", disabled=False)
     assert ids(await disabled.get(AGENTS)) == ["index"]
 
 

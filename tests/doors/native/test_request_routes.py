@@ -197,7 +197,7 @@ async def test_a_stream_ends_when_its_tenant_may_not_go_on_and_the_task_does_not
         async with s.frames(task, authorization=f"Bearer {token}") as frames:
             async for _, name, _ in frames:
                 if name == "text":
-                    await s.tenancy.disable(s.operator, "other")
-        await s.tenancy.enable(s.operator, "other")
+                    await s.tenancy.change(s.operator, "other", disabled=True)
+        await s.tenancy.change(s.operator, "other", disabled=False)
         patient.go_on.set()
         assert (await s.events(task, authorization=f"Bearer {token}"))[-1][1] == "done"

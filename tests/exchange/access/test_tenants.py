@@ -85,7 +85,7 @@ async def test_no_other_token_speaks_for_anybody(under_test: TenantsUnderTest, t
 
 async def test_every_failure_has_one_answer_and_its_row(under_test: TenantsUnderTest) -> None:
     minted = await under_test.tenancy.add(under_test.principal, "acme")
-    await under_test.tenancy.disable(under_test.principal, "acme")
+    await under_test.tenancy.change(under_test.principal, "acme", disabled=True)
     for number, token in enumerate((None, "", "atr_wrong", minted.token)):
         with pytest.raises(Unauthenticated) as told:
             await under_test.tenancy.authenticate(token, transport="http", address=f"10.0.0.{number}")
@@ -97,11 +97,11 @@ async def test_every_failure_has_one_answer_and_its_row(under_test: TenantsUnder
 
 async def test_a_disabled_tenant_is_nobody_until_it_is_enabled(under_test: TenantsUnderTest) -> None:
     minted = await under_test.tenancy.add(under_test.principal, "acme")
-    await under_test.tenancy.disable(under_test.principal, "acme")
+    await under_test.tenancy.change(under_test.principal, "acme", disabled=True)
     assert under_test.tenancy.recognise(minted.token) is None
-    await under_test.tenancy.enable(under_test.principal, "acme")
+    await under_test.tenancy.change(under_test.principal, "acme", disabled=False)
     assert under_test.caller(minted.token).tenant.name == "acme"
-    await under_test.tenancy.disable(under_test.principal, DEFAULT)
+    await under_test.tenancy.change(under_test.principal, DEFAULT, disabled=True)
     assert under_test.tenancy.recognise(under_test.token) is None
 
 
@@ -117,10 +117,10 @@ async def test_disabling_ends_what_the_tenant_has_open_and_nothing_else(under_te
         await under_test.tenancy.change(under_test.principal, "acme", disabled=False)
         await asyncio.sleep(0)  # the ledger tells its listeners on the next turn of the loop
         assert ended == []
-        await under_test.tenancy.disable(under_test.principal, "acme")
+        await under_test.tenancy.change(under_test.principal, "acme", disabled=True)
         await asyncio.sleep(0)
         assert sorted(ended) == ["acme 1", "acme 2"]
-    await under_test.tenancy.disable(under_test.principal, "other")
+    await under_test.tenancy.change(under_test.principal, "other", disabled=True)
     assert len(ended) == 2
 
 
@@ -149,7 +149,7 @@ async def test_revoking_the_operators_token_ends_what_it_has_open_for_the_first_
 async def test_a_session_that_begins_too_late_ends_at_once(under_test: TenantsUnderTest) -> None:
     acme = await under_test.tenancy.add(under_test.principal, "acme")
     caller = under_test.caller(acme.token)
-    await under_test.tenancy.disable(under_test.principal, "acme")
+    await under_test.tenancy.change(under_test.principal, "acme", disabled=True)
     ended: list[str] = []
     with under_test.tenancy.session(caller, lambda: ended.append("late")):
         assert ended == ["late"]

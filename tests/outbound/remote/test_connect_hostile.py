@@ -20,7 +20,7 @@ from covenant.outbound.call_errors import (
     RemoteRefused,
     RemoteTimedOut,
 )
-from covenant.outbound.remote import a2a_transport
+from covenant.outbound.remote import a2a_transport, task_follower
 from covenant.outbound.remote.task_follower import FAILURES_MAX
 from covenant.wire.a2a.card_codec import BadCard
 from tests.outbound.http_servers import HERE, Request, always, http_server, redirect, reply
@@ -616,6 +616,23 @@ async def test_a_frame_about_another_task_is_not_believed_and_the_task_is_polled
         assert hand.methods == ["SendStreamingMessage", "SubscribeToTask", "GetTask", "GetTask"]
 
 
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_an_answer_to_a_task_that_names_another_task_is_refused(streaming: bool) -> None:
+    async def behave(called: Called) -> None:
+        other = json.loads(json.dumps({"task": task("COMPLETED", "not yours")}).replace(TASK, "task-2"))
+        if streaming:
+            called.open()
+            called.frame(other)
+            await called.close()
+        else:
+            called.result(other)
+
+    async with hand_made(behave, streaming=streaming) as hand, hand.connect() as remote:
+        with pytest.raises(RemoteRefused, match="reported task task-2 instead of task task-1") as raised:
+            await remote.send("go", task_id=TASK)
+        assert (raised.value.code, raised.value.task_id, len(hand.methods)) == ("bad_answer", TASK, 1)
+
+
 @pytest.mark.parametrize("method", ["GetTask", "CancelTask"])
 async def test_an_answer_about_another_task_than_the_asked_one_is_refused(method: str) -> None:
     def behave(called: Called) -> None:
@@ -719,6 +736,30 @@ async def test_a_stream_of_comments_alone_holds_its_caller_no_longer_than_the_ca
         with pytest.raises(RemoteTimedOut):
             await remote.send("go")
         assert hand.methods == ["SendStreamingMessage"]
+        over.set()
+
+
+@pytest.mark.usefixtures("_soon_quiet")
+async def test_a_stream_of_comments_alone_that_names_no_task_counts_as_broken_in_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(task_follower, "UNANSWERED_QUIETS_MAX", 3)
+    over = asyncio.Event()
+
+    async def behave(called: Called) -> None:
+        called.open()
+        if len(hand.methods) < 3:
+            await comment(called, over)
+        else:
+            called.frame({"task": task("COMPLETED", "at last")})
+        await called.close()
+
+    async with hand_made(behave) as hand, hand.connect(timeout_s=BOUND_S) as remote:
+        with pytest.raises(OutcomeUnknown, match=r"no event in .* minutes.*Send it again only if"):
+            await remote.send("go")
+        assert len(hand.methods) == 1
+        assert (await remote.send("go", idempotency_key="k")).text == "at last"
+        assert len(hand.methods) == 3
         over.set()
 
 

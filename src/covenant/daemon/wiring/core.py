@@ -30,7 +30,7 @@ from covenant.exchange.access.tenants import TenantAccess, TenantLimiter
 from covenant.exchange.cards import CardFeatures
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.file_links import FileLinks
-from covenant.exchange.frame_log import FrameLog, TurnCallCapture
+from covenant.exchange.frame_log import FrameLog
 from covenant.exchange.mailbox import MailboxExchange
 from covenant.exchange.stored_files import StoredFiles
 from covenant.exchange.tasks.writer import Intake
@@ -95,8 +95,7 @@ async def open_base(
     ):
         frames = _make_frame_log(settings, storage)
         telemetry = Telemetry(log, task_logs, tracer, frames)
-        calls = TurnCallCapture(frames) if frames is not None else None
-        outbound = await stack.enter_async_context(open_outbound(settings.outbound, calls))
+        outbound = await stack.enter_async_context(open_outbound(settings.outbound, frames))
         yield Base(
             settings=settings,
             telemetry=telemetry,

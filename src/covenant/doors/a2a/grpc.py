@@ -458,9 +458,9 @@ class CapturedContext:
     def __init__(
         self, context: Any, log: FrameLog, operation_name: str, request: type[Message], answer: type[Message]
     ) -> None:
-        self._context, self._log, self._request_type, self._answer_type = context, log, request, answer
+        self._context, self._request_type, self._answer_type = context, request, answer
         headers = {name: value for name, value in context.invocation_metadata() or () if isinstance(value, str)}
-        self._call = CapturedCall(log.now_ms(), "in", "a2a", f"gRPC {operation_name}", headers)
+        self._call = CapturedCall(log, "in", "a2a", f"gRPC {operation_name}", headers)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)
@@ -468,7 +468,7 @@ class CapturedContext:
     async def read(self) -> Any:
         message = await self._context.read()
         if isinstance(message, bytes):
-            self._call.add_request(_json(self._request_type, message))
+            self._call.sent(_json(self._request_type, message))
         return message
 
     async def write(self, message: bytes) -> None:
@@ -477,12 +477,12 @@ class CapturedContext:
 
     def add_answer(self, message: bytes) -> None:
         if not self._call.status:
-            self._call.status, self._call.outcome, self._call.answered_ms = 200, "OK", self._log.now_ms()
-        self._call.add_answer(_json(self._answer_type, message) + b"\n")
+            self._call.answered(200, {}, "OK")
+        self._call.received(_json(self._answer_type, message) + b"\n")
 
     def end(self) -> None:
         """Offers the call to the frame log, after an answer or a refusal."""
-        self._log.offer(self._call)
+        self._call.ended()
 
 
 def _json(kind: type[Message], data: bytes) -> bytes:

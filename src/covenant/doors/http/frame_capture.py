@@ -38,7 +38,7 @@ def door_of(path: str, method: str) -> str | None:
 
 
 class CapturedExchange(HttpExchange):
-    __slots__ = ("_call", "_log")
+    __slots__ = ("_call",)
 
     def __init__(
         self,
@@ -51,19 +51,18 @@ class CapturedExchange(HttpExchange):
         door: str,
     ) -> None:
         super().__init__(connection, scope, keep_alive, expects)
-        self._log = log
         title = f"{scope['method']} {scope['path']}"
-        self._call: CapturedCall | None = CapturedCall(log.now_ms(), "in", door, title, _decode(scope["headers"]))
+        self._call: CapturedCall | None = CapturedCall(log, "in", door, title, _decode(scope["headers"]))
 
     def take_body(self, data: bytes) -> None:
         if self._call is not None:
-            self._call.add_request(data)
+            self._call.sent(data)
         super().take_body(data)
 
     def answer(self, status: int, headers: tuple[Header, ...], body: bytes) -> None:
         self._note_head(status, headers)
         if self._call is not None:
-            self._call.add_answer(body)
+            self._call.received(body)
         super().answer(status, headers, body)
 
     def _begin(self, status: int, headers: Iterable[Header]) -> None:
@@ -73,7 +72,7 @@ class CapturedExchange(HttpExchange):
 
     def _write(self, body: bytes, *, more: bool) -> None:
         if self._call is not None:
-            self._call.add_answer(body)
+            self._call.received(body)
         super()._write(body, more=more)
 
     def _finish(self, data: bytes) -> None:
@@ -85,15 +84,14 @@ class CapturedExchange(HttpExchange):
         self._offer()
 
     def _note_head(self, status: int, headers: Iterable[Header]) -> None:
-        call = self._call
-        if call is not None:
-            call.status, call.answer_headers, call.answered_ms = status, _decode(headers), self._log.now_ms()
+        if self._call is not None:
+            self._call.answered(status, _decode(headers))
 
     def _offer(self) -> None:
         """Offers the call to the frame log once, after the answer or after the client has left."""
         call, self._call = self._call, None
         if call is not None:
-            self._log.offer(call)
+            call.ended()
 
 
 def _decode(headers: Iterable[Header]) -> dict[str, str]:

@@ -25,13 +25,13 @@ from covenant.exchange.a2a_service import A2AExchange
 from covenant.exchange.access.tenants import Caller
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.task_lookup import TaskLookup
-from covenant.exchange.tasks.builder import IdempotencyKey, build_task
+from covenant.exchange.tasks.builder import build_task
 from covenant.exchange.tasks.reader import TaskStream
 from covenant.model.agent_card import RemoteCard
 from covenant.model.content import Text
 from covenant.model.errors import CovenantError, Forbidden, Invalid, NotFound, Refusal
 from covenant.model.ids import TaskId
-from covenant.model.task import URL_RECIPIENT, Target
+from covenant.model.task import URL_RECIPIENT, DuplicateSafety, Idempotency, Target
 from covenant.model.task_view import TaskState, TaskView
 from covenant.outbound.call_errors import NoCard, RemoteRefused
 from covenant.outbound.remote.remote_registry import RemoteRegistry
@@ -97,7 +97,7 @@ class RemoteTools:
             tenant=tenant,
             origin=ORIGIN,
             target=Target(url=url) if "://" in url else Target(name=url),
-            key=IdempotencyKey(key) if key is not None else None,
+            key=Idempotency(DuplicateSafety.UNSAFE, key) if key is not None else None,
         )
         await self._exchange.writer.submit(task, bytes_max=self._exchange.settings.message_bytes_max)
         return await self._lookup.follow(caller, task_id)

@@ -59,7 +59,7 @@ def _backups(services: Services) -> StagedBackups:
 async def begin_backup(services: Services, caller: Principal, _: EmptyRequest) -> BackupBegun:
     await require_operator(services.ledger, caller, "backup")
     staged = await _backups(services).begin()
-    await services.exchange.note_backup(caller, staged.id, staged.position)
+    await services.exchange.note(caller, "backup_begun", backup_id=staged.id, position=staged.position)
     return fill(BackupBegun, staged)
 
 
@@ -107,7 +107,7 @@ async def begin_drain(services: Services, caller: Principal, request: BeginDrain
         timeout_ms = TIMEOUT_MS
     if not 0 <= timeout_ms <= TIMEOUT_MS_MAX:
         raise Invalid("invalid_timeout", f"timeout_ms must be between 0 and {TIMEOUT_MS_MAX}")
-    await services.exchange.note_drain(caller, timeout_ms)
+    await services.exchange.note(caller, "drain_begun", timeout_ms=timeout_ms)
     services.intake.close(timeout_ms)
     return await _progress(services)
 

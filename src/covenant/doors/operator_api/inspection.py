@@ -123,7 +123,8 @@ class AgentInspector:
         url = self._url(request.agent or "")
         call = request.call(url, url, request.agent or "")
         channel = self._channel(request, acting) if request.binding == "grpc" else None
-        await services.exchange.note_inspection(caller, request.method, agent=f"{request.agent}@{request.tenant}")
+        inspected = {"method": request.method, "agent": f"{request.agent}@{request.tenant}", "host": None}
+        await services.exchange.note(caller, "agent_inspected", **inspected)
         return await self._inspector.inspect(call, self._own.transport(acting), channel)
 
     def _channel(self, request: InspectRequest, acting: Caller) -> object:
@@ -153,7 +154,8 @@ class AgentInspector:
         self, services: Services, caller: Principal, request: InspectRequest, url: str
     ) -> Inspection:
         call = request.call(url, request.interface)
-        await services.exchange.note_inspection(caller, request.method, host=urlsplit(url).netloc.rpartition("@")[2])
+        host = urlsplit(url).netloc.rpartition("@")[2]
+        await services.exchange.note(caller, "agent_inspected", method=request.method, agent=None, host=host)
         try:
             return await self._inspector.inspect(call)
         except AddressRefused as refused:

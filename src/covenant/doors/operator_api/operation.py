@@ -21,6 +21,7 @@ from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.frame_log import FrameLog
 from covenant.exchange.id_prefixes import EVERY, UUID_LENGTH, find_lease_id, find_push_id, find_task_id
 from covenant.exchange.mailbox import MailboxExchange
+from covenant.exchange.request_checks import check_limit
 from covenant.exchange.schedules import ScheduleAdmin
 from covenant.exchange.stored_files import StoredFiles
 from covenant.exchange.task_logs import TaskLogs
@@ -110,9 +111,7 @@ def fill(answer: type[S], source: object, /, **given: Any) -> S:
 
 def page_limit(requested: int | None, default: int, most: int | None = None) -> int:
     limit = default if requested is None else requested
-    if most is not None and not 1 <= limit <= most:
-        raise Invalid("invalid_limit", f"limit must be between 1 and {most}")
-    return limit
+    return limit if most is None else check_limit(limit, most)
 
 
 def fit(items: Sequence[T], bytes_max: int = PAGE_BYTES_MAX) -> tuple[T, ...]:

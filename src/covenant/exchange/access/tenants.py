@@ -220,17 +220,13 @@ class TenantAccess:
         await require_operator(self._ledger, principal, "listing tenants")
         return await self._ledger.tenants()
 
-    async def disable(self, principal: Principal, name: str) -> Tenant:
-        """Refuses the tenant's token from now on; its streams end, its running tasks go on."""
-        return await self.change(principal, name, disabled=True)
-
-    async def enable(self, principal: Principal, name: str) -> Tenant:
-        return await self.change(principal, name, disabled=False)
-
     async def change(
         self, principal: Principal, name: str, *, disabled: bool | None = None, limits: TenantLimits | None = None
     ) -> Tenant:
-        """Changes a tenant. Arguments that are None leave their field as it is."""
+        """Changes a tenant. Arguments that are None leave their field as it is.
+
+        A disabled tenant's token is refused from now on; its streams end, its running tasks go on.
+        """
         await require_operator(self._ledger, principal, "changing a tenant")
         checked = check_limits(limits) if limits is not None else None
         command = ChangeTenant(by=principal.agent, name=name, disabled=disabled, limits=checked)
@@ -324,14 +320,23 @@ class TenantLimiter:
 
     def admit(self, caller: Caller) -> None:
         """Spends a request of the tenant's rate, or refuses with the time to wait."""
-        own, defaults = caller.tenant.limits, self._defaults
-        rate = own.rate_per_min or defaults.rate_per_min
+        rate, burst = self._rate(caller.tenant)
         if rate == 0:
             return
-        living, burst = self._living(), _burst(own, defaults)
-        wait_ms = self._buckets.take(caller.tenant.name, self._now_ms(), share(rate, living), share(burst, living))
+        wait_ms = self._buckets.take(caller.tenant.name, self._now_ms(), rate, burst)
         if wait_ms is not None:
             raise OverLimit(RATE, MESSAGE, retry_after_ms=wait_ms)
+
+    def _rate(self, tenant: Tenant) -> tuple[int, int]:
+        """This daemon's share of the requests in a minute, and of those at once; 0: no limit."""
+        own, defaults = tenant.limits, self._defaults
+        rate = own.rate_per_min or defaults.rate_per_min
+        if rate == 0:
+            return 0, 0
+        # The burst that belongs to the rate in force.
+        burst = own.burst or own.rate_per_min or defaults.burst or rate
+        living = self._living()
+        return share(rate, living), share(burst, living)
 
     def connected(self, caller: Caller) -> LimitSlot:
         """A slot for the time of one request; refused if all of the tenant's are taken."""
@@ -348,13 +353,8 @@ class TenantLimiter:
 
     def requests(self, tenant: Tenant) -> LimitUse:
         """How much of its burst the tenant has spent."""
-        own, defaults = tenant.limits, self._defaults
-        rate = own.rate_per_min or defaults.rate_per_min
-        if rate == 0:
-            return LimitUse(0, 0)
-        living = self._living()
-        most = share(_burst(own, defaults), living)
-        return LimitUse(self._buckets.spent(tenant.name, self._now_ms(), share(rate, living), most), most)
+        rate, burst = self._rate(tenant)
+        return LimitUse(self._buckets.spent(tenant.name, self._now_ms(), rate, burst) if rate else 0, burst)
 
     def connections(self, tenant: Tenant) -> LimitUse:
         most = tenant.limits.connections or self._defaults.connections
@@ -363,10 +363,3 @@ class TenantLimiter:
     def streams(self, tenant: Tenant) -> LimitUse:
         most = tenant.limits.streams or self._defaults.streams
         return LimitUse(self._streams.get(tenant.name, 0), share(most, self._living()))
-
-
-def _burst(own: TenantLimits, defaults: TenantSettings) -> int:
-    """The burst that belongs to the rate in force."""
-    if own.rate_per_min:
-        return own.burst or own.rate_per_min
-    return own.burst or defaults.burst or defaults.rate_per_min

@@ -44,7 +44,6 @@ PRIORITY: Final = "covenant.priority"
 EXACT_MAX: Final = 2**53
 """Up to here a double holds every whole number exactly."""
 
-_SAFETY: Final = {True: DuplicateSafety.IDEMPOTENT, False: DuplicateSafety.UNSAFE}
 _NO_NAMES: Final[tuple[str, ...]] = ()
 _PLAIN: Final = "text/plain"
 _JSON: Final = "application/json"
@@ -53,25 +52,17 @@ UNGUESSABLE_LENGTH_MIN: Final = 32
 """The least length of a name that a caller without a token chooses: others could guess a shorter one."""
 
 
-class IdempotencyKey(msgspec.Struct, frozen=True, gc=False):
-    """`idempotent`: the work may run twice. A key alone says only that a repeat is the same request."""
+def read_idempotency(request: SendMessage, header: str | None) -> Idempotency | None:
+    """The idempotency key of a request: its header's, or its metadata's. Both must agree.
 
-    key: str
-    idempotent: bool = False
-
-
-class _MetadataKey(msgspec.Struct, frozen=True, gc=False):
-    key: str
-    duplicate_safety: DuplicateSafety = DuplicateSafety.UNSAFE
-
-
-def read_idempotency(request: SendMessage, header: str | None) -> IdempotencyKey | None:
-    """The idempotency key of a request: its header's, or its metadata's. Both must agree."""
+    A key alone says only that a repeat is the same request, and not that the work may run twice.
+    """
     found = (request.metadata or {}).get(IDEMPOTENCY) or (request.message.metadata or {}).get(IDEMPOTENCY)
     if found is None:
-        return None if header is None else IdempotencyKey(_checked_key(header))
+        return None if header is None else Idempotency(DuplicateSafety.UNSAFE, _checked_key(header))
     try:
-        given = msgspec.convert(found, _MetadataKey)
+        whole = {"duplicate_safety": DuplicateSafety.UNSAFE, **found} if isinstance(found, dict) else found
+        given = msgspec.convert(whole, Idempotency)
     except msgspec.ValidationError as error:
         raise Invalid("invalid_idempotency", f"metadata {IDEMPOTENCY}: {error}") from None
     if header is not None and header != given.key:
@@ -79,7 +70,8 @@ def read_idempotency(request: SendMessage, header: str | None) -> IdempotencyKey
             "invalid_idempotency",
             f"the header Idempotency-Key and metadata {IDEMPOTENCY} name different keys; give one of them",
         )
-    return IdempotencyKey(_checked_key(given.key), given.duplicate_safety is DuplicateSafety.IDEMPOTENT)
+    _checked_key(given.key)
+    return given
 
 
 def read_not_before(metadata: dict[str, Any]) -> int | None:
@@ -124,7 +116,7 @@ def build_task(
     context_id: str | None = None,
     intent_text: str | None = None,
     parent: TaskId | None = None,
-    key: IdempotencyKey | None = None,
+    key: Idempotency | None = None,
     message: Message | None = None,
     metadata: dict[str, Any] | None = None,
     output_modes: tuple[str, ...] = (),
@@ -163,7 +155,7 @@ def build_task(
         context_id=context_id or task_id,
         timeout_ms=timeout_ms,
         deadline_ms=deadline_ms,
-        idempotency=None if key is None else Idempotency(_SAFETY[key.idempotent], key.key),
+        idempotency=key,
         tenant=tenant,
         origin=origin,
         depth=depth,

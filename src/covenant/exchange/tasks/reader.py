@@ -126,6 +126,12 @@ class TaskReader:
                 left_s = until_s - loop_s()
         return builder.existing_view()
 
+    async def accepted(self, task_id: TaskId, watch: Watch) -> TaskViewBuilder:
+        """A new task right after it was accepted, from its watch; if that was cut, the first step alone."""
+        builder = TaskViewBuilder()
+        builder.catch_up(await watch.next(WATCH_S))
+        return builder if builder.generation else await self.past(task_id, 1)
+
     def _cache_ended(self, view: TaskView) -> None:
         if not view.state.terminal or _characters(view) > CACHED_CHARACTERS_MAX:
             return

@@ -1,4 +1,4 @@
-"""The one writer of tasks, for every service: accepts and cancels them, and makes the spans of both."""
+"""The one writer of tasks, for every service: accepts them, and makes the spans of accepting and of attempts."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import msgspec
 from covenant.exchange.stored_files import StoredFiles
 from covenant.exchange.tasks.builder import check_size, within_deadline, without_reserved_keys, without_transport
 from covenant.ledger.contract.tasks import TaskLedger
-from covenant.ledger.machine.commands import Accept, Accepted, Cancel, Canceled, Command, LeasedTask, Starter
+from covenant.ledger.machine.commands import Accept, Accepted, Canceled, Command, LeasedTask, Starter
 from covenant.ledger.machine.decisions.context import key_reused
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.states import State
 from covenant.model.a2a_requests import PushConfig
 from covenant.model.errors import OUTCOME_UNKNOWN, Conflict, Refusal, Unavailable
-from covenant.model.ids import AgentId, PublicKey, TaskId
+from covenant.model.ids import PublicKey, TaskId
 from covenant.model.settings import MESSAGE_BYTES_MAX
 from covenant.model.task import A2A, SIMPLE, Result, ResultStatus, Task, fingerprint, weigh
 from covenant.model.tracing import (
@@ -46,6 +46,7 @@ RETRY_S: Final = 1.0
 RETRY_MS: Final = 5_000
 """When to send again: about when another daemon, or this one after a restart, is ready."""
 _encode = msgspec.json.Encoder().encode
+replace = msgspec.structs.replace
 
 
 class DrainStatus(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -133,8 +134,8 @@ L = TypeVar("L", bound=AcceptOutcome)
 
 
 class TaskWriter:
-    """Accepts and cancels tasks, for every service. An accepted task is leased in the same record to an agent of this
-    process that can start on it."""
+    """Accepts tasks, for every service. An accepted task is leased in the same record to an agent of this process that
+    can start on it."""
 
     def __init__(
         self,
@@ -182,8 +183,8 @@ class TaskWriter:
             task, body_bytes = without_reserved_keys(task), None
         if task.deadline_ms is not None and task.origin != SIMPLE:
             task = within_deadline(task, self._ledger.clock.left_ms(task.deadline_ms))
-        accept = self._accept_traced if self._tracer.on else self._accept
-        return accept(task, digest, push, minted=minted, submitted=True, former=former, body_bytes=body_bytes)
+        command = Accept(task=task, digest=digest, former=former, push=push, minted=minted, body_bytes=body_bytes)
+        return (self._accept_traced if self._tracer.on else self._accept)(command, submitted=True)
 
     async def _submit_files(
         self, files: StoredFiles, task: Task, *, bytes_max: int | None, push: PushConfig | None, minted: bool
@@ -207,68 +208,35 @@ class TaskWriter:
         digest, size = _digest(plain, push)
         if plain.message_id is not None:
             # Clients make a new message id for each try: the key says that it is the same message.
-            plain = msgspec.structs.replace(plain, message_id=None)
+            plain = replace(plain, message_id=None)
             former, (digest, _) = (digest,), _digest(plain, push)
         if plain.parts and self.files is not None:
             parts = self.files.named_by_hash(plain.parts)
             if parts is not plain.parts:
-                named = msgspec.structs.replace(plain, parts=parts)
+                named = replace(plain, parts=parts)
                 former, (digest, _) = (digest, *former), _digest(named, push)
         return digest, size, former
 
-    def accept(
-        self, task: Task, digest: str, push: PushConfig | None = None, *, minted: bool = False, submitted: bool = False
-    ) -> Awaitable[Accepted]:
-        """`minted`: the task's id is new. `submitted`: otherwise the id was made from an idempotency key."""
-        accept = self._accept_traced if self._tracer.on else self._accept
-        return accept(task, digest, push, minted=minted, submitted=submitted)
+    def accept(self, task: Task, digest: str) -> Awaitable[Accepted]:
+        """Accepts a task of this daemon's own, which has its digest already."""
+        command = Accept(task=task, digest=digest)
+        return (self._accept_traced if self._tracer.on else self._accept)(command, submitted=False)
 
-    async def _accept_traced(
-        self,
-        task: Task,
-        digest: str,
-        push: PushConfig | None,
-        *,
-        minted: bool,
-        submitted: bool,
-        former: tuple[str, ...] = (),
-        body_bytes: int | None = None,
-    ) -> Accepted:
+    async def _accept_traced(self, command: Accept, *, submitted: bool) -> Accepted:
+        task = command.task
         with accept_span(self._tracer, task, trace_of(task)) as span:
-            task = traced(task, span.trace)
-            accepted = await self._accept(
-                task, digest, push, minted=minted, submitted=submitted, former=former, body_bytes=body_bytes
-            )
+            accepted = await self._accept(replace(command, task=traced(task, span.trace)), submitted=submitted)
             span.note({DUPLICATE: accepted.duplicate})
         return accepted
 
-    async def _accept(
-        self,
-        task: Task,
-        digest: str,
-        push: PushConfig | None,
-        *,
-        minted: bool,
-        submitted: bool,
-        former: tuple[str, ...] = (),
-        body_bytes: int | None = None,
-    ) -> Accepted:
+    async def _accept(self, command: Accept, *, submitted: bool) -> Accepted:
+        """`submitted`: a client's task, whose id was made from an idempotency key."""
         if self.intake.closed is not None:
             raise self.intake.closed
-
-        def command(starter: Starter | None) -> Accept:
-            return Accept(
-                task=task,
-                digest=digest,
-                former=former,
-                starter=starter,
-                push=push,
-                minted=minted,
-                body_bytes=body_bytes,
-            )
-
         try:
-            return await self.begin(task, command)
+            return await self.begin(
+                command.task, lambda starter: command if starter is None else replace(command, starter=starter)
+            )
         except Conflict as refusal:
             if submitted and refusal.code == "duplicate_task_id":
                 raise key_reused() from None
@@ -295,21 +263,6 @@ class TaskWriter:
             if slot is not None and not started:
                 slot.give_back()
         return answer
-
-    def cancel(
-        self,
-        task_id: TaskId,
-        *,
-        by: AgentId,
-        reason: str,
-        recipient: PublicKey | None = None,
-        viewer: PublicKey | None = None,
-    ) -> Awaitable[Canceled]:
-        """Cancels a task. A task that has ended stays as it is: `Canceled.before` says so, with its result.
-
-        `recipient`: the task's required recipient. `viewer`: a key that must be one of its parties.
-        """
-        return self._ledger.commit(Cancel(task_id=task_id, viewer=viewer, recipient=recipient, by=by, reason=reason))
 
     async def _start_later(self, task: Task, slot: WorkerSlot) -> None:
         """Starts a task that was leased to this run of the daemon and not started. Otherwise frees the slot."""

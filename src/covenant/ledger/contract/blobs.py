@@ -116,8 +116,12 @@ class BlobStore(Protocol):
     async def listing(self, space: str, after: str, limit: int) -> Sequence[StoredBlob]:
         """Blobs by hash, after the hash `after`."""
 
-    async def collect(self, known: Known, before_ms: int) -> Collected:
-        """Runs one pass, which continues where the last one ended. Blobs newer than `before_ms` are left alone."""
+    async def collect(self, known: Known, before_ms: int, since_ms: int = 0) -> Collected:
+        """Runs one pass, which continues where the last one ended. Blobs newer than `before_ms` are left alone.
+
+        References made before `since_ms` are not looked up, nor blobs to which none was added since. It stays the same
+        until a pass has no `more`.
+        """
 
     async def erase(self, space: str) -> None:
         """Erases everything in a space."""

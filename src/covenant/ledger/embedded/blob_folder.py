@@ -63,7 +63,7 @@ class BlobFolder:
         self._new_id = new_id
         self._lock = threading.Lock()
         self._usage: dict[str, list[int]] = {}
-        self._walk = self._all_references()
+        self._walk: Iterator[tuple[Path | None, TaskId | None]] | None = None
         self._listed: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         make_owned_folder(folder, exist_ok=True)
         _drop(folder / INCOMING)
@@ -207,11 +207,10 @@ class BlobFolder:
             found.append(stored)
         return found
 
-    async def collect(self, known: Known, before_ms: int) -> Collected:
-        found, more = await asyncio.to_thread(self._next)
+    async def collect(self, known: Known, before_ms: int, since_ms: int = 0) -> Collected:
+        found, more = await asyncio.to_thread(self._next, since_ms, before_ms)
         references = blobs = size = 0
-        for place, tasks in found.items():
-            old = await asyncio.to_thread(_old_references, place, tasks, before_ms)
+        for place, old in found.items():
             unreferenced = [place / task_id for task_id in old if not await known(task_id)]
             dropped, freed = await asyncio.to_thread(self._collect_one, place, unreferenced, before_ms)
             references += dropped
@@ -219,23 +218,31 @@ class BlobFolder:
                 blobs, size = blobs + 1, size + freed
         return Collected(len(found), references, blobs, size, more)
 
-    def _next(self) -> tuple[dict[Path, list[TaskId]], bool]:
-        """The next blobs with references of theirs; of one with many, only some. False at the end of all."""
+    def _next(self, since_ms: int, before_ms: int) -> tuple[dict[Path, list[TaskId]], bool]:
+        """The next blobs with their old references; of one with many, only some. False at the end of all."""
         found: dict[Path, list[TaskId]] = {}
         left = REFERENCES_MAX
+        self._walk = self._walk or self._all_references(since_ms)
         for place, task_id in self._walk:
-            tasks = found.setdefault(place, [])
-            if task_id is not None:
-                tasks.append(task_id)
-                left -= 1
+            if place is not None:
+                old = found.setdefault(place, [])
+                if task_id is not None and _aged(place / task_id, before_ms, since_ms):
+                    old.append(task_id)
+            left -= place is None or task_id is not None
             if not left or (task_id is None and len(found) == COLLECTED_MAX):
                 return found, True
-        self._walk = self._all_references()
+        self._walk = None
         return found, False
 
-    def _all_references(self) -> Iterator[tuple[Path, TaskId | None]]:
-        """Each reference, and None at the end of each blob. A pass takes some, and the next pass those after them."""
+    def _all_references(self, since_ms: int) -> Iterator[tuple[Path | None, TaskId | None]]:
+        """Each reference, and None at the end of each blob. A pass takes some, and the next pass those after them.
+
+        Of a blob without a new reference there is no place: each reference that is added renews the blob's time.
+        """
         for place in all_places(self.path):
+            if since_ms and _blob_aged(place, since_ms):
+                yield None, None
+                continue
             with suppress(OSError), os.scandir(place) as found:
                 yield from ((place, TaskId(each.name)) for each in found if _IS_TASK(each.name))
                 yield place, None
@@ -248,10 +255,7 @@ class BlobFolder:
                     fault_points.point("blobs.drop_reference")
                     path.unlink(missing_ok=True)
                     dropped += 1
-            # The folder's own time stands for a blob whose bytes are lost.
-            bytes_path = place / BYTES
-            aged = _aged(bytes_path if os.path.lexists(bytes_path) else place, before_ms)
-            if not aged or any(map(_IS_TASK, os.listdir(place))):
+            if not _blob_aged(place, before_ms) or any(map(_IS_TASK, os.listdir(place))):
                 return dropped, None
             used, size = self._used(place.parent.parent.name), size_at(place) or 0
             condemned = self.path / INCOMING / self._new_id()
@@ -449,13 +453,15 @@ def _references(place: Path) -> list[TaskId]:
     return [TaskId(name) for name in os.listdir(place) if _IS_TASK(name)]
 
 
-def _old_references(place: Path, tasks: Sequence[TaskId], before_ms: int) -> list[TaskId]:
-    return [each for each in tasks if _aged(f"{place}/{each}", before_ms)]
+def _blob_aged(place: Path, before_ms: int) -> bool:
+    """The folder's own time stands for a blob whose bytes are lost."""
+    path = place / BYTES
+    return _aged(path if os.path.lexists(path) else place, before_ms)
 
 
-def _aged(path: Path | str, before_ms: int) -> bool:
+def _aged(path: Path, before_ms: int, since_ms: int = 0) -> bool:
     try:
-        return os.lstat(path).st_mtime_ns // 1_000_000 < before_ms
+        return since_ms <= os.lstat(path).st_mtime_ns // 1_000_000 < before_ms
     except FileNotFoundError:
         return False
 

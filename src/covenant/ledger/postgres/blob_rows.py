@@ -121,15 +121,16 @@ class BlobRows:
             for row in rows
         ]
 
-    async def collect(self, known: Known, before_ms: int) -> Collected:
+    async def collect(self, known: Known, before_ms: int, since_ms: int = 0) -> Collected:
         space, sha256, after = self._cursor
-        places = await self.rows("page", space=space, sha256=sha256, task_id=after, limit=COLLECTED_MAX)
+        begin = {"space": space, "sha256": sha256, "task_id": after, "since_ms": since_ms}
+        places = await self.rows("page", **begin, limit=COLLECTED_MAX)
         looked = references = blobs = size = 0
         remaining = REFERENCES_MAX
         for each in places:
             after = after if (each["space"], each["sha256"]) == (space, sha256) else ""
             key = {"space": each["space"], "sha256": each["sha256"], "before_ms": before_ms}
-            rows = await self.rows("old_references", **key, task_id=after, limit=remaining)
+            rows = await self.rows("old_references", **key, since_ms=since_ms, task_id=after, limit=remaining)
             old = [TaskId(row["task_id"]) for row in rows]
             self._cursor = each["space"], each["sha256"], old[-1] if len(old) == remaining else LAST
             dropped, freed = await self._collect(key, old, known)
@@ -171,7 +172,8 @@ class BlobRows:
     async def check(self, known: Known, *, hashes: bool) -> Sequence[BlobFault]:
         faults: list[BlobFault] = []
         space, sha256 = "", ""
-        while page := await self.rows("page", space=space, sha256=sha256, task_id=LAST, limit=COLLECTED_MAX):
+        all_blobs = {"task_id": LAST, "since_ms": 0, "limit": COLLECTED_MAX}
+        while page := await self.rows("page", space=space, sha256=sha256, **all_blobs):
             for row in page:
                 space, sha256 = row["space"], row["sha256"]
                 fault = await self._fault(space, sha256) if hashes else None

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 from urllib.parse import urljoin
@@ -26,7 +27,7 @@ from covenant.outbound.call_errors import NoCard, RefusalCode, RemoteRefused, er
 from covenant.outbound.concurrency import SingleFlight
 from covenant.outbound.http_fetcher import Fetched, Fetcher
 from covenant.outbound.remote.remote_registry import Credentials
-from covenant.outbound.urls import InvalidUrl, Location, read_url
+from covenant.outbound.urls import InvalidUrl, Location, origin_of, read_url
 from covenant.wire.a2a.card_codec import BadCard, read_card, v1_fields
 
 WELL_KNOWN: Final = "/.well-known/agent-card.json"
@@ -101,14 +102,11 @@ def _card(answer: Fetched) -> RemoteCard:
 
 def _lists_interface(card: RemoteCard, url: str) -> bool:
     wanted = _read(url).url.rstrip("/")
-    return any(_is_same_url(interface.url, wanted) for interface in card.interfaces)
-
-
-def _is_same_url(url: str, wanted: str) -> bool:
-    try:
-        return read_url(url).url.rstrip("/") == wanted
-    except InvalidUrl:
-        return False
+    for interface in card.interfaces:
+        with suppress(InvalidUrl):
+            if read_url(interface.url).url.rstrip("/") == wanted:
+                return True
+    return False
 
 
 def _read(url: str) -> Location:
@@ -135,12 +133,12 @@ async def check_signature(fetcher: Fetcher, card: RemoteCard) -> CardSignature:
         return CardSignature(state="none", detail=f"the card at {card.url} has no signature")
     forms: list[dict[str, Any]] = [card.fields, v1_fields(card.fields)]
     sets: dict[str, dict[str, Any]] = {}
-    broken: str | None = None
+    broken, own_origin = None, origin_of(card.url)
     for signature in card.signatures[:SIGNATURES_MAX]:
         header = header_of(signature)
         place = header.get("jku")
         keys_url = urljoin(card.url, place) if isinstance(place, str) else None
-        if keys_url is None or not _same_origin(keys_url, card.url):
+        if keys_url is None or own_origin is None or origin_of(keys_url) != own_origin:
             continue
         if keys_url not in sets:
             sets[keys_url] = await _keys(fetcher, keys_url)
@@ -163,21 +161,22 @@ async def verified(fetcher: Fetcher, card: RemoteCard) -> RemoteCard:
     return msgspec.structs.replace(card, signed_by=signature.key_id)
 
 
-def _same_origin(one: str, other: str) -> bool:
-    try:
-        return read_url(one).origin == read_url(other).origin
-    except InvalidUrl:
-        return False
-
-
 async def _keys(fetcher: Fetcher, url: str) -> dict[str, Any]:
     answer = await fetcher.fetch("GET", url, headers={"accept": "application/json"})
     try:
-        keys = msgspec.json.decode(answer.body) if answer.status == 200 and _same_origin(answer.url, url) else {}
+        keys = (
+            msgspec.json.decode(answer.body) if answer.status == 200 and origin_of(answer.url) == origin_of(url) else {}
+        )
     except (msgspec.DecodeError, RecursionError):
         keys = {}
     listed = keys.get("keys") if isinstance(keys, dict) else None
     return {"keys": [key for key in listed if isinstance(key, dict)] if isinstance(listed, list) else []}
+
+
+def offered_by(card: RemoteCard | None) -> str:
+    """The bindings and versions of a card, as text."""
+    offered = card.interfaces if card is not None else ()
+    return ", ".join(f"{interface.binding} {interface.version}" for interface in offered) or "none"
 
 
 def choose_interfaces(
@@ -195,8 +194,7 @@ def choose_interfaces(
         key=lambda interface: (not is_own_origin(interface.url), RANK[interface.binding, interface.version]),
     )
     if not known and card is not None and (offered or card.url == url):
-        names = ", ".join(f"{interface.binding} {interface.version}" for interface in offered) or "none"
-        raise NoCard(f"the card of {card.name!r} offers no binding that is known here; it has {names}")
+        raise NoCard(f"the card of {card.name!r} offers no binding that is known here; it has {offered_by(card)}")
     if not known:
         known = [RemoteInterface(url=url, binding=JSONRPC, version="1.0")]
     tried = [interface for interface in known if interface.binding != GRPC] or known

@@ -25,9 +25,9 @@ from covenant.model.task_view import RemoteEvent, RemoteStatus, answer_text, pla
 from covenant.outbound.call_errors import CallFailed, NoCard, RemoteError
 from covenant.outbound.http_fetcher import Fetcher
 from covenant.outbound.outbound_settings import OutboundSettings
-from covenant.outbound.remote.a2a_transport import EVENT_BYTES_MAX, A2ATransport, HttpTransport
-from covenant.outbound.remote.card_lookup import CardSignature, check_signature, find_card
-from covenant.outbound.remote.remote_client import KEY_HEADER
+from covenant.outbound.remote.a2a_transport import EVENT_BYTES_MAX, A2ATransport
+from covenant.outbound.remote.card_lookup import CardSignature, check_signature, find_card, offered_by
+from covenant.outbound.remote.remote_client import KEY_HEADER, open_transport
 from covenant.outbound.remote.remote_registry import Credentials, host_and_port
 from covenant.outbound.remote.remote_task import RemoteTaskView
 from covenant.wire.a2a.card_codec import BadCard
@@ -205,22 +205,13 @@ class _InspectionRun:
         interface = self._interface()
         self.recorder.phase, self.interface = "call", interface.url
         self.recorder.streams = call.stream and call.method == "send"
-        transport = self._transport(interface, credentials)
+        transport = open_transport(interface, self.fetcher, credentials, self.card, self.channel)
         if call.method == "send":
             await self._send(transport)
         else:
             assert call.task_id is not None
             ask = transport.get if call.method == "get" else transport.cancel
             self._add_event(await ask(call.task_id))
-
-    def _transport(self, interface: RemoteInterface, credentials: Credentials) -> A2ATransport:
-        if interface.binding != GRPC:
-            return HttpTransport(interface, self.fetcher, credentials, self.card)
-        try:
-            from covenant.outbound.remote.grpc_transport import GrpcTransport  # noqa: PLC0415  (needs an extra)
-        except ImportError as error:
-            raise RemoteError("gRPC needs the extra `grpc`") from error
-        return GrpcTransport(interface, self.fetcher, credentials, self.card, self.channel)
 
     async def _read_card(self, credentials: Credentials) -> None:
         try:
@@ -240,12 +231,7 @@ class _InspectionRun:
             if (interface.binding, interface.version) == (binding, version):
                 return interface
         if call.interface is None and urlsplit(call.url).path.endswith(".json"):
-            offered = (
-                ", ".join(f"{interface.binding} {interface.version}" for interface in self.card.interfaces)
-                if self.card
-                else "none"
-            )
-            raise NoCard(f"the card at {call.url} offers no {binding} {version}; it has {offered}")
+            raise NoCard(f"the card at {call.url} offers no {binding} {version}; it has {offered_by(self.card)}")
         tenant = call.agent or None if binding == GRPC else None
         return RemoteInterface(url=call.interface or call.url, binding=binding, version=version, tenant=tenant)
 

@@ -178,16 +178,20 @@ class Remote:
 
     def _transports(self) -> Iterator[A2ATransport]:
         for interface in tuple(self._interfaces):
-            yield self._transport(interface)
+            yield open_transport(interface, self._fetcher, self._credentials, self.card)
 
-    def _transport(self, interface: RemoteInterface) -> A2ATransport:
-        if interface.binding == GRPC:
-            try:
-                from covenant.outbound.remote.grpc_transport import GrpcTransport  # noqa: PLC0415  (needs an extra)
-            except ImportError as error:
-                raise RemoteError(f"{interface.url} speaks gRPC alone: install the extra `grpc`") from error
-            return GrpcTransport(interface, self._fetcher, self._credentials, self.card)
-        return HttpTransport(interface, self._fetcher, self._credentials, self.card)
+
+def open_transport(
+    interface: RemoteInterface, fetcher: Fetcher, credentials: Credentials, card: RemoteCard | None, channel: Any = None
+) -> A2ATransport:
+    """`channel`: carries the calls of gRPC in place of the network."""
+    if interface.binding != GRPC:
+        return HttpTransport(interface, fetcher, credentials, card)
+    try:
+        from covenant.outbound.remote.grpc_transport import GrpcTransport  # noqa: PLC0415  (needs an extra)
+    except ImportError as error:
+        raise RemoteError(f"{interface.url} is called over gRPC: install the extra `grpc`") from error
+    return GrpcTransport(interface, fetcher, credentials, card, channel)
 
 
 class RemoteStream:

@@ -25,7 +25,7 @@ from covenant.model.agent_definition import explain_invalid
 from covenant.model.errors import Invalid, NotFound
 from covenant.model.remote_auth import RemoteAuth
 from covenant.model.tenants import DEFAULT
-from covenant.outbound.urls import InvalidUrl, Location, host_text, read_url
+from covenant.outbound.urls import InvalidUrl, host_text, origin_of, read_url
 from covenant.wire.json_input import decode
 
 FILE: Final = "a2a_agents.json"
@@ -214,7 +214,10 @@ class Credentials:
         """
         self._token = token
         self._headers = {name.lower(): value for name, value in (headers or {}).items()}
-        self._origins = {_location(each).origin for each in (url, *trusted)}
+        try:
+            self._origins = {read_url(each).origin for each in (url, *trusted)}
+        except InvalidUrl as error:
+            raise Invalid("bad_url", f"this URL cannot be called: {error}") from error
 
     def __repr__(self) -> str:
         return "Credentials(…)"
@@ -224,10 +227,7 @@ class Credentials:
         return self._token is not None or bool(self._headers)
 
     def covers(self, url: str) -> bool:
-        try:
-            return read_url(url).origin in self._origins
-        except InvalidUrl:
-            return False
+        return origin_of(url) in self._origins
 
     def headers(self, url: str, card: RemoteCard | None = None) -> dict[str, str]:
         """The headers for this URL; none for an origin that is not trusted."""
@@ -240,10 +240,3 @@ class Credentials:
             if wanted.header is not None and wanted.header.lower() not in RESERVED_HEADERS:
                 header, value = wanted.header.lower(), self._token
         return {header: value, **self._headers}
-
-
-def _location(url: str) -> Location:
-    try:
-        return read_url(url)
-    except InvalidUrl as error:
-        raise Invalid("bad_url", f"this URL cannot be called: {error}") from error

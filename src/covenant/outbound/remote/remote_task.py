@@ -38,7 +38,9 @@ _TOKENS: Final = {"x-arbiter.input_tokens": "input_tokens", "x-arbiter.output_to
 
 
 class RemoteTaskView:
-    def __init__(self) -> None:
+    def __init__(self, continued: str | None = None) -> None:
+        """`continued`: the task that the message continues. The remote may report no other one."""
+        self._continued = continued
         self.task_id: str | None = None
         self.context_id: str | None = None
         self.state = TaskState.SUBMITTED
@@ -73,7 +75,7 @@ class RemoteTaskView:
 
     def take(self, event: RemoteEvent) -> Iterator[RemoteEvent]:
         """The new events in a frame or snapshot. Raises RemoteRefused if it is about another task."""
-        check_task(event, self.task_id)
+        check_task(event, self.task_id or self._continued)
         match event:
             case RemoteMessage():
                 self.answered, self.message = True, event.message

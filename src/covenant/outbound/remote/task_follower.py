@@ -24,7 +24,7 @@ from covenant.model.errors import CovenantError
 from covenant.model.rate_limits import Backoff
 from covenant.model.task_view import RemoteArtifact, RemoteEvent, RemoteStatus, RemoteTask
 from covenant.outbound.call_errors import CallFailed, OutcomeUnknown, RemoteRefused
-from covenant.outbound.remote.a2a_transport import A2ATransport, NumberedEvent, StreamItem
+from covenant.outbound.remote.a2a_transport import QUIET_S, A2ATransport, NumberedEvent, StreamItem
 from covenant.outbound.remote.remote_task import RemoteTaskView
 
 log = logging.getLogger(__name__)
@@ -33,6 +33,8 @@ FAILURES_MAX: Final = 8
 """How many failures in a row, without an answer in between, end the call."""
 EMPTY_STREAMS_MAX: Final = 3
 """After this many resumed streams in a row without an event, the task is polled."""
+UNANSWERED_QUIETS_MAX: Final = 30
+"""A stream that has named no task and was quiet this often in a row, for a minute each time, counts as broken."""
 RESENDS_MAX: Final = 5
 FIRST_PAUSE_S: Final = 0.25
 JITTER: Final = 0.1
@@ -63,7 +65,7 @@ class TaskFollower:
 
     def __init__(self, transports: Callable[[], Iterator[A2ATransport]], outgoing: OutgoingMessage) -> None:
         """`transports` gives the transports to the remote, the best first."""
-        self.known = RemoteTaskView()
+        self.known = RemoteTaskView(outgoing.ask.message.task_id)
         self.transport: A2ATransport | None = None
         self.canceled: bool | None = None
         """Whether the remote was told to stop; None if there was no task to stop."""
@@ -226,9 +228,13 @@ class TaskFollower:
         self, transport: A2ATransport, items: AsyncIterator[StreamItem]
     ) -> AsyncGenerator[NumberedEvent]:
         """The frames. If a quiet stream has missed something, the last one is a snapshot, and polls take over."""
+        quiets = 0
         async for frame in items:
+            quiets = quiets + 1 if frame is None else 0
             if frame is not None:
                 yield frame
+            elif self.known.task_id is None and quiets >= UNANSWERED_QUIETS_MAX:
+                raise CallFailed("timed_out", f"the stream had no event in {quiets * QUIET_S / 60:g} minutes")
             elif (missed := await self._missed(transport)) is not None:
                 self._streaming = False
                 yield None, missed

@@ -133,7 +133,7 @@ class OutboxSender(PeerService):
             self._ended.set()
 
     def _note_unsaved(self, refusal: Refusal) -> None:
-        log.warning("outbox.unsaved", extra={"code": refusal.code, "count": len(self._saver.waiting)})
+        log.warning("outbox.unsaved", extra={"code": refusal.code, "count": len(self._saver.unsaved)})
 
     async def stop(self) -> None:
         """Interrupts running deliveries. The next run sends them again, whether they arrived or not."""
@@ -413,7 +413,7 @@ class OutboxSender(PeerService):
         if move.delivered:
             self._acknowledged[key] = move.seq
             # A failure before the delivery need not be recorded any more.
-            self._saver.waiting.pop((key, False), None)
+            self._saver.unsaved.pop((key, False), None)
         self._saver.keep((key, move.delivered), move)
 
     def _drop_saved(self, moves: Mapping[tuple[DelegationKey, bool], OutboxMove]) -> None:

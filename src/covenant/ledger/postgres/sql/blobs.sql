@@ -63,13 +63,13 @@ SELECT sha256, size, stored_at_ms,
 FROM blob b WHERE space = :space AND sha256 > :after ORDER BY sha256 LIMIT :limit
 
 -- :page
--- After this blob, or at it if not all of its references were looked at.
-SELECT space, sha256 FROM blob WHERE (space, sha256) >= (:space, :sha256)
+-- After this blob, or at it if not all of its references were looked at. Each reference renews its blob's time.
+SELECT space, sha256 FROM blob WHERE (space, sha256) >= (:space, :sha256) AND stored_at_ms >= :since_ms
 AND (space <> :space OR sha256 <> :sha256 OR :task_id <> '~') ORDER BY space, sha256 LIMIT :limit
 
 -- :old_references
 SELECT task_id FROM blob_reference WHERE space = :space AND sha256 = :sha256 AND made_at_ms < :before_ms
-AND task_id > :task_id ORDER BY task_id LIMIT :limit
+AND made_at_ms >= :since_ms AND task_id > :task_id ORDER BY task_id LIMIT :limit
 
 -- :drop_references
 DELETE FROM blob_reference
