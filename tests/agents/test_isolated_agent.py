@@ -25,7 +25,7 @@ from tests.agents.agents_under_test import AgentsUnderTest, function, open_agent
 from tests.waits import BOUND_S
 
 FILE = """
-import asyncio, ctypes, os, pathlib, sys, time
+import asyncio, ctypes, logging, os, pathlib, subprocess, sys, time
 from covenant import Agent, CallLimit, NotEnough
 from covenant.agents.api import Rejection
 from covenant.model.content import Text
@@ -130,6 +130,17 @@ def roll(turn):
     note("same" if turn.call("shout", "dice").task_id == first else "another")
     return turn.wait_for("go")
 
+careless = Agent("careless", **isolated)
+@careless
+async def be_careless(turn):
+    if turn.text == "reads":
+        return repr(sys.stdin.read()) + subprocess.run("cat", stdout=subprocess.PIPE).stdout.decode()
+    if turn.text == "logs":
+        logging.getLogger("shop").warning("%d of %s", "half")
+        logging.getLogger("shop").warning("\\ud800")
+        return "went on"
+    raise KeyboardInterrupt
+
 hangs = Agent("hangs", timeout_ms=60_000, **isolated)
 @hangs
 async def hang(turn):
@@ -195,6 +206,16 @@ async def test_an_isolated_generator_fails_with_the_field_that_cannot_be_said(
     view = await under_test.ask("odd", kind)
     assert view.state is TaskState.FAILED
     assert said(view).startswith(f"the agent yielded an invalid value: {field}")
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"), [("reads", "''"), ("logs", "went on"), ("interrupts itself", "the agent failed")]
+)
+async def test_a_careless_isolated_function_ends_as_it_would_in_the_daemon(
+    under_test: AgentsUnderTest, text: str, answer: str
+) -> None:
+    """Standard input, which has the daemon's answers, is empty for it; a record that cannot be written is no error."""
+    assert said(await under_test.ask("careless", text)) == answer
 
 
 async def test_an_isolated_function_calls_other_agents(under_test: AgentsUnderTest) -> None:

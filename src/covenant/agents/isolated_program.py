@@ -19,7 +19,7 @@ import traceback
 from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, BinaryIO, Final, NoReturn
 
 import msgspec
 
@@ -75,7 +75,11 @@ class _LogHandler(logging.Handler):
         self.setFormatter(logging.Formatter("%(name)s: %(message)s"))
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._output.write(type="log", level=record.levelname.lower(), text=self.format(record)[:LOGGED_LENGTH_MAX])
+        try:
+            text = self.format(record)[:LOGGED_LENGTH_MAX].encode(errors="replace").decode()
+            self._output.write(type="log", level=record.levelname.lower(), text=text)
+        except Exception:  # noqa: BLE001  (the author's record; as for any handler, its error ends no work)
+            self.handleError(record)
 
 
 class _PrintedLines(io.TextIOBase):
@@ -303,45 +307,50 @@ class _Turn:
             self._output.write(**event)
 
 
-def _read_answers(calls: _Calls, loop: asyncio.AbstractEventLoop) -> None:
+def _read_answers(lines: BinaryIO, calls: _Calls, loop: asyncio.AbstractEventLoop) -> None:
     """Runs in a thread: reads answers to calls until the daemon closes the pipe."""
     decode = msgspec.json.Decoder(ProgramCallAnswer).decode
-    for line in sys.stdin.buffer:
+    for line in lines:
         loop.call_soon_threadsafe(calls.receive, decode(line))
     os._exit(DAEMON_GONE)  # the daemon is gone, or has ended this turn: further output would be lost
 
 
-async def _perform(agent: Agent, turn_input: IsolatedTurn, output: _Output, printed: _PrintedLines) -> None:
+async def _perform(
+    agent: Agent, turn_input: IsolatedTurn, answers: BinaryIO, output: _Output, printed: _PrintedLines
+) -> None:
     calls = _Calls(output)
     turn = _Turn(turn_input.leased, output, calls, printed.close_line)
     loop = asyncio.get_running_loop()
-    threading.Thread(target=_read_answers, args=(calls, loop), daemon=True).start()
+    threading.Thread(target=_read_answers, args=(answers, calls, loop), daemon=True).start()
     try:
         await FunctionAgent(agent).perform(turn, turn, turn_input.history)
     except StepError as wrong:
         traceback.print_exc()
         turn.fail(f"{FAILED}: {wrong.message}")
-    except (Exception, SystemExit, asyncio.CancelledError):  # noqa: BLE001  (whatever it is, only its task fails)
+    except BaseException:  # noqa: BLE001  (whatever it is, only its task fails)
         traceback.print_exc()
         turn.fail(FAILED)
 
 
 def main() -> NoReturn:
     path, name = sys.argv[1:]
-    # Standard output carries lines to the daemon. The function's prints must not mix with them.
+    # Standard input and output carry lines of the daemon. The function and its programs must neither read nor mix them.
+    lines = os.fdopen(os.dup(0), "rb")
+    with Path(os.devnull).open("rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
     output = _Output(os.dup(1))
     os.dup2(2, 1)
     printed = _PrintedLines(output)
     sys.stdout = printed
     logging.basicConfig(level=logging.INFO, handlers=[_LogHandler(output)])
-    turn_input = msgspec.json.decode(sys.stdin.buffer.readline(), type=IsolatedTurn)
+    turn_input = msgspec.json.decode(lines.readline(), type=IsolatedTurn)
     try:
         agent = find_agent(Path(path), name)
     except CannotLoad as wrong:
         sys.stderr.write(f"{wrong}\n")
         output.write(type="error", message=FAILED)
     else:
-        asyncio.run(_perform(agent, turn_input, output, printed))
+        asyncio.run(_perform(agent, turn_input, lines, output, printed))
     sys.stderr.flush()
     os._exit(0)  # does not wait for threads that the function has left behind
 
