@@ -223,6 +223,8 @@ class Job(JobBuffer):
 
         So a function that caught the stop of its turn, as `asyncio.gather` and `TaskGroup` do, is stopped again.
         """
+        if asyncio.get_running_loop() is not self._loop:
+            raise StepError("wrong_loop", "a turn can be used on the daemon's event loop only; use a plain function")
         while self.parking is not None:
             await asyncio.wait((self.parking,))
         if self.over:
@@ -394,12 +396,16 @@ class Job(JobBuffer):
         self._cancel(message)
 
     def stop(self) -> bool:
-        """Stops the job because the process ends; `end_lease` then decides about its work. False: the job has ended."""
-        if self.over or self.ended or self.finishing:
+        """Stops the job because the process ends; `end_lease` then decides about its work. False: the job has ended.
+
+        An agent that has ended its job, and cleans up without end, is canceled: the outcome is written nevertheless.
+        """
+        if self.over or self.finishing:
             return False
-        self.over = self._mute = True
+        if not self.ended:
+            self.over = self._mute = True
         self._cancel(DAEMON_STOPS)
-        return True
+        return self.over
 
     def _cancel(self, why: str) -> None:
         if self.stopping is None:
