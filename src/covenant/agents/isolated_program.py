@@ -19,17 +19,24 @@ import traceback
 from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NoReturn
+from typing import Any, BinaryIO, Final, NoReturn, cast
 
 import msgspec
 
 from covenant.agents.agent_loader import CannotLoad, find_agent
 from covenant.agents.api import Agent
 from covenant.agents.function_agent import FunctionAgent
-from covenant.agents.isolated_agent import IsolatedTurn, ProgramCall, ProgramCallAnswer, refusal_of
+from covenant.agents.isolated_agent import (
+    CALL_VERBS,
+    STEP_VERBS,
+    IsolatedTurn,
+    ProgramCall,
+    ProgramCallAnswer,
+    refusal_of,
+)
 from covenant.agents.process_agent import LOGGED_LENGTH_MAX
 from covenant.agents.runtime.agent_calls import Answer, Call, Calling
-from covenant.agents.runtime.durable_step import AskedStep, StepError, StepVerb, as_json
+from covenant.agents.runtime.durable_step import AskedStep, StepError, as_json
 from covenant.agents.runtime.function_threads import AgentThreads
 from covenant.agents.runtime.job_buffer import FAILED
 from covenant.agents.runtime.turn_files import inline_bytes
@@ -44,6 +51,7 @@ from covenant.model.task import Task
 from covenant.model.task_event import PROGRESS, Interruption, MessageUpdate, StatusUpdate, StepFailure
 from covenant.model.task_view import first_message
 from covenant.outbound.remote.remote_task import Sendable, parts_of
+from covenant.wire.validation import checked
 
 DAEMON_GONE: Final = 70
 """The exit status after the daemon has gone."""
@@ -114,38 +122,38 @@ class _Calls:
             waiting.set_result(answered)
 
     async def one(self, call: Call, *, step: str = "") -> Answer:
-        return (await self.ask(verb="one", calls=(_as_call(call),), name=step)).answers[0]
+        return cast("Answer", await self.ask("one", _as_call(call), step=step))
 
     async def all(self, calls: Sequence[Calling], *, step: str = "") -> tuple[Answer, ...]:
-        return (await self.ask(verb="all", calls=tuple(map(_as_call, calls)), name=step)).answers
+        return cast("tuple[Answer, ...]", await self.ask("all", [*map(_as_call, calls)], step=step))
 
     async def quorum(self, wanted: int, calls: Sequence[Calling], *, step: str = "") -> tuple[Answer, ...]:
-        requests = tuple(map(_as_call, calls))
-        return (await self.ask(verb="quorum", calls=requests, wanted=wanted, name=step)).answers
+        return cast("tuple[Answer, ...]", await self.ask("quorum", wanted, [*map(_as_call, calls)], step=step))
 
     async def answer(self, child: Answer | str, what: Sendable, *, step: str = "") -> Answer:
         child_id = child.task_id if isinstance(child, Answer) else child
-        return (await self.ask(verb="answer", child=child_id, parts=parts_of(what), name=step)).answers[0]
+        return cast("Answer", await self.ask("answer", child_id, parts_of(what), step=step))
 
-    def send(self, **fields: Any) -> None:
-        """Sends a call without waiting for an answer."""
-        self._output.write_line(_encode(ProgramCall(id=next(self._ids), **fields)))
-
-    async def ask(self, **fields: Any) -> ProgramCallAnswer:
-        request = ProgramCall(id=next(self._ids), **fields)
-        waiting: asyncio.Future[ProgramCallAnswer] = asyncio.get_running_loop().create_future()
-        self._waiting[request.id] = waiting
+    def send(self, verb: str, *arguments: Any, step: str = "") -> int:
+        """Sends a call; returns its id. `give_up` alone needs no answer."""
+        request = ProgramCall(id=next(self._ids), verb=verb, arguments=arguments, step=step)
         self._output.write_line(_encode(request))
+        return request.id
+
+    async def ask(self, verb: str, *arguments: Any, step: str = "") -> Any:
+        request_id = self.send(verb, *arguments, step=step)
+        waiting: asyncio.Future[ProgramCallAnswer] = asyncio.get_running_loop().create_future()
+        self._waiting[request_id] = waiting
         try:
             answered = await waiting
         except asyncio.CancelledError:
-            self._output.write(type="call_off", id=request.id)
+            self._output.write(type="call_off", id=request_id)
             raise
         finally:
-            del self._waiting[request.id]
+            del self._waiting[request_id]
         if answered.refused is not None:
-            raise refusal_of(answered)
-        return answered
+            raise refusal_of(answered.refused)
+        return msgspec.json.decode(answered.value, type=(CALL_VERBS.get(verb) or STEP_VERBS[verb]).answer)
 
 
 class _Steps:
@@ -156,43 +164,32 @@ class _Steps:
         self.interrupted = leased.cut
 
     async def begin(self, name: str) -> AskedStep:
-        step = (await self._ask("begin", name=name)).step
-        assert step is not None
-        return step
+        return cast("AskedStep", await self._calls.ask("begin", name))
 
     async def end(self, step: AskedStep, value: Any) -> Any:
-        kept = (await self._ask("end", step=step, value=as_json(step, value))).value
+        kept = await self._calls.ask("end", step, as_json(step, value))
         self.interrupted = False
         return kept
 
     async def fail(self, step: AskedStep, failure: StepFailure) -> None:
-        await self._ask("fail", step=step, failure=failure)
+        await self._calls.ask("fail", step, failure)
         self.interrupted = False
 
     def give_up(self, step: AskedStep) -> None:
-        self._calls.send(verb="give_up", step=step)
+        self._calls.send("give_up", step)
 
     async def sleep(self, seconds: float) -> None:
-        await self._ask("sleep", seconds=seconds)
+        await self._calls.ask("sleep", checked("seconds", seconds, float | int))
 
     async def wait_for(self, name: str, timeout_s: float | None) -> Any:
-        answered = await self._ask("wait_for", name=name, seconds=timeout_s)
-        if answered.timed_out:
-            raise TimeoutError(f"no signal {name!r} came within {timeout_s} seconds")
-        return answered.value
+        return await self._calls.ask("wait_for", name, checked("timeout_s", timeout_s, float | int | None))
 
     async def ask(self, question: Question, timeout_s: float | None) -> dict[str, Any]:
-        answered = await self._ask("ask", question=question, seconds=timeout_s)
-        if answered.timed_out:
-            raise TimeoutError(f"no answer came within {timeout_s} seconds")
-        answer: dict[str, Any] = answered.value
-        return answer
+        timeout_s = checked("timeout_s", timeout_s, float | int | None)
+        return cast("dict[str, Any]", await self._calls.ask("ask", question, timeout_s))
 
     async def check_end(self) -> None:
-        await self._ask("check_end")
-
-    async def _ask(self, verb: StepVerb, **fields: Any) -> ProgramCallAnswer:
-        return await self._calls.ask(verb=verb, **fields)
+        await self._calls.ask("check_end")
 
 
 def _as_call(call: Calling) -> Call:
