@@ -23,6 +23,7 @@ import msgspec
 from covenant.agents.agent_loader import load_agent
 from covenant.agents.api import Agent
 from covenant.agents.process_agent import ProcessAgent
+from covenant.agents.runtime.job import RunnableAgent
 from covenant.agents.runtime.worker_pool import WorkerPool
 from covenant.daemon.environment import environment, monotonic_ms, now_ms, program_environment
 from covenant.daemon.home import make_home
@@ -163,16 +164,12 @@ async def _open_exchange(
         await TenantAccess(ledger, operator, IdentityAuth(ledger, operator)).open()
         catalogue, workers = Catalogue(ledger, key), WorkerPool(ledger)
         for agent in agents:
-            if not isinstance(agent, Agent):
-                agent = checked("agent", agent, AgentDefinition)  # noqa: PLW2901
-            definition, body = (
-                load_agent(agent)
-                if isinstance(agent, Agent)
-                else (
-                    agent,
-                    ProcessAgent(agent.command, environment=program_environment()),
-                )
-            )
+            body: RunnableAgent
+            if isinstance(agent, Agent):
+                definition, body = load_agent(agent)
+            else:
+                definition = checked("agent", agent, AgentDefinition)
+                body = ProcessAgent(definition.command, environment=program_environment())
             catalogue.add_resident(DEFAULT, definition, "code")
             workers.register(
                 catalogue.identity(DEFAULT, definition.id),

@@ -13,7 +13,7 @@ from covenant.agents.agent_loader import ServedFile, load_agent, load_agents
 from covenant.exchange.a2a_service import A2ARequest
 from covenant.exchange.tasks.reader import TaskReader
 from covenant.ledger.clock import uuid_source
-from covenant.ledger.machine.commands import SignalTask
+from covenant.ledger.machine.commands import SignalTask, Sweep
 from covenant.ledger.machine.entry import Entry
 from covenant.model.a2a_requests import CancelTask, Message, SendMessage
 from covenant.model.content import Json, Text
@@ -22,11 +22,11 @@ from covenant.model.task_event import ArtifactUpdate, Signal, StatusUpdate
 from covenant.model.task_view import TaskState
 from covenant.model.tenants import DEFAULT
 from tests.agents.agents_under_test import AgentsUnderTest, function, open_agents, said
-from tests.waits import BOUND_S
+from tests.waits import BOUND_S, eventually
 
 FILE = """
-import asyncio, ctypes, os, pathlib, sys, time
-from covenant import Agent, CallLimit, NotEnough
+import asyncio, ctypes, logging, os, pathlib, subprocess, sys, time
+from covenant import Agent, CallLimit, NotEnough, WrongType
 from covenant.agents.api import Rejection
 from covenant.model.content import Text
 from covenant.model.task_event import StatusUpdate
@@ -130,6 +130,30 @@ def roll(turn):
     note("same" if turn.call("shout", "dice").task_id == first else "another")
     return turn.wait_for("go")
 
+careless = Agent("careless", **isolated)
+@careless
+async def be_careless(turn):
+    if turn.text == "reads":
+        return repr(sys.stdin.read()) + subprocess.run("cat", stdout=subprocess.PIPE).stdout.decode()
+    if turn.text == "logs":
+        logging.getLogger("shop").warning("%d of %s", "half")
+        logging.getLogger("shop").warning("\\ud800")
+        return "went on"
+    if turn.text == "waits":
+        refused = []
+        for wait in (turn.sleep, lambda s: turn.wait_for("x", timeout_s=s), lambda s: turn.ask("x?", timeout_s=s)):
+            try:
+                await wait(float("nan"))
+            except WrongType as wrong:
+                refused.append(wrong.field)
+        return " ".join(refused)
+    if turn.text == "waits in vain":
+        try:
+            await turn.wait_for("x", timeout_s=0.001)
+        except TimeoutError as late:
+            return str(late)
+    raise KeyboardInterrupt
+
 hangs = Agent("hangs", timeout_ms=60_000, **isolated)
 @hangs
 async def hang(turn):
@@ -197,6 +221,22 @@ async def test_an_isolated_generator_fails_with_the_field_that_cannot_be_said(
     assert said(view).startswith(f"the agent yielded an invalid value: {field}")
 
 
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("reads", "''"),
+        ("logs", "went on"),
+        ("waits", "seconds timeout_s timeout_s"),
+        ("interrupts itself", "the agent failed"),
+    ],
+)
+async def test_a_careless_isolated_function_ends_as_it_would_in_the_daemon(
+    under_test: AgentsUnderTest, text: str, answer: str
+) -> None:
+    """Standard input, which has the daemon's answers, is empty for it; a record that cannot be written is no error."""
+    assert said(await under_test.ask("careless", text)) == answer
+
+
 async def test_an_isolated_function_calls_other_agents(under_test: AgentsUnderTest) -> None:
     answered = "hey! a! b! NotFound unknown_agent NotEnough not_enough_answers"
     assert said(await under_test.ask("calls", "go")) == answered
@@ -228,10 +268,10 @@ async def test_a_process_that_dies_fails_its_own_task_alone(
         assert any("swordfish" in str(getattr(record, "said", "")) for record in caplog.records)
 
 
-async def _begin(under_test: AgentsUnderTest, name: str) -> TaskId:
+async def _begin(under_test: AgentsUnderTest, name: str, text: str = "x") -> TaskId:
     agent = under_test.catalogue.agent(DEFAULT, name)
     assert agent is not None
-    message = Message(message_id=uuid_source()(), parts=(Text("x"),))
+    message = Message(message_id=uuid_source()(), parts=(Text(text),))
     ask = A2ARequest(caller=under_test.caller, agent=agent)
     return (await under_test.conversations.send(ask, SendMessage(message=message, blocking=False))).task.id
 
@@ -256,6 +296,21 @@ async def test_a_step_that_fails_is_done_once_in_its_process(under_test: AgentsU
     await under_test.ledger.commit(SignalTask(task_id=task_id, signal=Signal("go", "s1", "on")))
     assert await _ended(under_test, task_id) == "closed, on"
     assert (tmp_path / "notes").read_text() == "charge\n"
+
+
+async def test_a_wait_of_a_process_that_is_in_vain_raises_the_timeout_of_the_daemon(
+    under_test: AgentsUnderTest,
+) -> None:
+    task_id = await _begin(under_test, "careless", "waits in vain")
+    await _until(under_test, task_id, lambda entry: entry.wait is not None)
+
+    async def is_over() -> bool:
+        await under_test.ledger.commit(Sweep())
+        entry = await under_test.ledger.entry(task_id)
+        return entry is not None and entry.ending is not None
+
+    await eventually(is_over)
+    assert await _ended(under_test, task_id) == "no signal 'x' came within 0.001 seconds"
 
 
 async def test_a_call_within_a_step_of_a_process_is_counted_apart(under_test: AgentsUnderTest, tmp_path: Path) -> None:

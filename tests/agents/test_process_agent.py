@@ -268,6 +268,46 @@ async def test_a_program_may_end_politely_and_nothing_it_says_then_is_heard(
     assert steps[-1].what is endings(steps)[0]
 
 
+def pipes() -> set[str]:
+    """The open pipes and sockets of this process."""
+    found: set[str] = set()
+    for each in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the listing itself, which is over
+            found.add(str(each.readlink()))
+    return {each for each in found if each.startswith(("pipe:", "socket:"))}
+
+
+@pytest.mark.parametrize("cancels", [2, 3])
+async def test_a_turn_that_is_canceled_again_while_it_cleans_up_leaves_nothing_behind(
+    ledger: Ledger, cancels: int
+) -> None:
+    """Its child has a group of its own, and holds the pipes: they are closed here, or never."""
+    async with open_pool(ledger) as pool:
+        before = pipes()
+        pool.serve(
+            program("""
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                if os.fork() == 0:
+                    os.setsid()
+                    say("assistant", text=f"{os.getppid()} {os.getpid()}")
+                time.sleep(600)
+            """)
+        )
+        task_id = await pool.send()
+        runner = next(each for each in asyncio.all_tasks() if each.get_name() == "job")
+        program_pid, child = await pids(pool, task_id)
+        await pool.cancel(task_id)
+        for _ in range(cancels - 1):
+            await asyncio.sleep(0)  # it is in its cleanup
+            runner.cancel()
+        await asyncio.wait((runner,), timeout=BOUND_S)
+        os.kill(child, 0)  # it still has the pipes
+        os.kill(child, signal.SIGKILL)
+        await gone(program_pid)
+        helpers = [task for task in asyncio.all_tasks() if "covenant/agents/process_agent" in str(task)]
+        assert (helpers, pipes() - before) == ([], set())
+
+
 @pytest.mark.parametrize("leaves", [False, True], ids=["in its group", "in a group of its own"])
 async def test_what_a_program_leaves_behind_does_not_hold_its_task(pool: PoolUnderTest, leaves: bool) -> None:
     pool.serve(

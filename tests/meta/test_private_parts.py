@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[2] / "src" / "covenant"
-OF_PYTHON = {"agents/model/mcp_stdio.py", "agents/process_agent.py", "daemon/watchdog.py"}
+OF_PYTHON = {"agents/process_agent.py", "daemon/watchdog.py"}
 """`Process._transport` of asyncio, which alone lets go of a process's pipes, and `sys._current_frames`, documented."""
 OF_OURS = {"outbound/address_guard.py"}
 PRIVATE_IMPORT = re.compile(r"^\s*(?:from|import) (?!covenant|__future__)[\w.]*\b_\w+", re.MULTILINE)

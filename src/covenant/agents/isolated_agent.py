@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import logging
 import sys
-from collections.abc import Awaitable
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from covenant.agents.api import Agent
 from covenant.agents.function_agent import turn_history
 from covenant.agents.process_agent import OUTPUT_BYTES_MAX, ProcessAgent
-from covenant.agents.runtime.agent_calls import Answer, Call, CallLimit, NotEnough, TurnCalls
-from covenant.agents.runtime.durable_step import AskedStep, StepError, StepVerb
+from covenant.agents.runtime.agent_calls import Answer, Call, CallLimit, NotEnough
+from covenant.agents.runtime.durable_step import AskedStep, StepError
 from covenant.agents.runtime.function_threads import TurnStopped
 from covenant.agents.runtime.job import Job
 from covenant.ledger.machine.commands import LeasedTask
@@ -34,29 +34,48 @@ CALLS_MAX: Final = 256
 REFUSAL_KINDS: Final = {kind.__name__: kind for kind in REFUSALS}
 
 log = logging.getLogger(__name__)
-replace = msgspec.structs.replace
 PROGRAM: Final = "covenant.agents.isolated_program"
 PROCESSES_MAX: Final = 8
 """The default number of turns of one isolated agent at once: each is a whole interpreter."""
 _encode = msgspec.json.Encoder().encode
 
 
+class ProgramVerb(NamedTuple):
+    """A method of `TurnCalls` or `DurableSteps`: the types of its arguments, and of its answer."""
+
+    arguments: Any
+    answer: Any = None
+
+
+class _SentCall(Call, frozen=True, kw_only=True):
+    what: tuple[Content, ...]
+
+
+CALL_VERBS: Final = {
+    "one": ProgramVerb(tuple[_SentCall], Answer),
+    "all": ProgramVerb(tuple[tuple[_SentCall, ...]], tuple[Answer, ...]),
+    "quorum": ProgramVerb(tuple[int, tuple[_SentCall, ...]], tuple[Answer, ...]),
+    "answer": ProgramVerb(tuple[str, tuple[Content, ...]], Answer),
+}
+STEP_VERBS: Final = {
+    "begin": ProgramVerb(tuple[str], AskedStep),
+    "end": ProgramVerb(tuple[AskedStep, Any], Any),
+    "fail": ProgramVerb(tuple[AskedStep, StepFailure]),
+    "give_up": ProgramVerb(tuple[AskedStep]),
+    "sleep": ProgramVerb(tuple[float]),
+    "wait_for": ProgramVerb(tuple[str, float | None], Any),
+    "ask": ProgramVerb(tuple[Question, float | None], dict[str, Any]),
+    "check_end": ProgramVerb(tuple[()]),
+}
+
+
 class ProgramCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="call"):
-    """`verb`: a method of `TurnCalls` or `DurableSteps`. For the verb `answer`, `child` is the task and `parts` the
-    message; for a call, `what` holds parts. `name`: the step or signal, or the step that makes the call."""
+    """`step`: the name of the step that calls another agent."""
 
     id: int
-    verb: Literal["one", "all", "quorum", "answer"] | StepVerb
-    calls: tuple[Call, ...] = ()
-    wanted: int = 0
-    child: str = ""
-    parts: tuple[Content, ...] = ()
-    name: str = ""
-    step: AskedStep | None = None
-    value: Any = None
-    failure: StepFailure | None = None
-    seconds: float | None = None
-    question: Question | None = None
+    verb: str
+    arguments: Any = ()
+    step: str = ""
 
 
 class ProgramCallRefusal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -67,18 +86,19 @@ class ProgramCallRefusal(msgspec.Struct, frozen=True, kw_only=True, omit_default
     """A call limit's message without its reason."""
     retry_after_ms: int | None = None
     wanted: int = 0
+    answers: tuple[Answer, ...] = ()
+    """What came when there were fewer answers than `wanted`."""
 
 
 class ProgramCallAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="answer"):
     id: int
-    answers: tuple[Answer, ...] = ()
+    value: msgspec.Raw = msgspec.Raw(b"null")
     refused: ProgramCallRefusal | None = None
-    step: AskedStep | None = None
-    value: Any = None
-    timed_out: bool = False
 
 
-def describe_refusal(refusal: Refusal, wanted: int = 0) -> ProgramCallRefusal:
+def describe_refusal(refusal: Refusal | TimeoutError, wanted: int = 0) -> ProgramCallRefusal:
+    if isinstance(refusal, TimeoutError):
+        return ProgramCallRefusal(kind=TimeoutError.__name__, code="", message=str(refusal))
     kind = type(refusal).__name__
     if kind not in REFUSAL_KINDS and not isinstance(refusal, CallLimit | NotEnough | StepError):
         kind = next(name for name, base in REFUSAL_KINDS.items() if isinstance(refusal, base))
@@ -89,20 +109,22 @@ def describe_refusal(refusal: Refusal, wanted: int = 0) -> ProgramCallRefusal:
         detail=refusal.detail if isinstance(refusal, CallLimit) else "",
         retry_after_ms=refusal.retry_after_ms,
         wanted=wanted,
+        answers=refusal.answers if isinstance(refusal, NotEnough) else (),
     )
 
 
-def refusal_of(answered: ProgramCallAnswer) -> Refusal:
-    refusal = answered.refused
-    assert refusal is not None
-    if refusal.kind == CallLimit.__name__:
-        reason = refusal.code.upper()
-        return CallLimit(reason, refusal.detail, retry_after_ms=refusal.retry_after_ms)
-    if refusal.kind == StepError.__name__:
-        return StepError(refusal.code, refusal.message)
-    if refusal.kind == NotEnough.__name__:
-        return NotEnough(refusal.wanted, answered.answers)
-    return REFUSAL_KINDS[refusal.kind](refusal.code, refusal.message, retry_after_ms=refusal.retry_after_ms)
+def refusal_of(refusal: ProgramCallRefusal) -> Refusal | TimeoutError:
+    match refusal.kind:
+        case TimeoutError.__name__:
+            return TimeoutError(refusal.message)
+        case CallLimit.__name__:
+            return CallLimit(refusal.code.upper(), refusal.detail, retry_after_ms=refusal.retry_after_ms)
+        case StepError.__name__:
+            return StepError(refusal.code, refusal.message)
+        case NotEnough.__name__:
+            return NotEnough(refusal.wanted, refusal.answers)
+        case kind:
+            return REFUSAL_KINDS[kind](refusal.code, refusal.message, retry_after_ms=refusal.retry_after_ms)
 
 
 class ProgramCalls:
@@ -120,11 +142,13 @@ class ProgramCalls:
     def begin(self, event: dict[str, Any]) -> None:
         """Starts a call. Raises `msgspec.ValidationError` for an event that is no valid call."""
         request = msgspec.convert(event, ProgramCall)
-        calls = [replace(call, what=msgspec.convert(call.what, tuple[Content, ...])) for call in request.calls]
-        request = replace(request, calls=tuple(calls))
+        verb = CALL_VERBS.get(request.verb) or STEP_VERBS.get(request.verb)
+        if verb is None:
+            raise msgspec.ValidationError(f"there is no verb {request.verb[:40]!r}")
+        arguments: tuple[Any, ...] = msgspec.convert(request.arguments, verb.arguments)
         if request.id in self._running or len(self._running) >= CALLS_MAX:
             raise msgspec.ValidationError(f"at most {CALLS_MAX} calls at once, each with an id of its own")
-        task = asyncio.create_task(self._perform(request))
+        task = asyncio.create_task(self._answer(request, arguments))
         self._running[request.id] = task
         task.add_done_callback(lambda _: self._running.pop(request.id, None))
 
@@ -140,20 +164,18 @@ class ProgramCalls:
         if running:
             await asyncio.wait(running)
 
-    async def _perform(self, request: ProgramCall) -> None:
+    async def _answer(self, request: ProgramCall, arguments: tuple[Any, ...]) -> None:
         try:
-            answered = await _answer(self._job, request)
+            value = await self._perform(request, arguments)
+            answered = ProgramCallAnswer(id=request.id, value=msgspec.Raw(_encode(value)))
         except TurnStopped:
             # The turn has stopped: its task waits, or is held. The program ends with the turn.
             if self._job.runner is not None and not self._job.over:  # a job that is over has stopped its runner
                 self._job.runner.cancel()
             return
-        except NotEnough as not_enough:
-            answered = ProgramCallAnswer(
-                id=request.id, answers=not_enough.answers, refused=describe_refusal(not_enough, request.wanted)
-            )
-        except Refusal as refusal:
-            answered = ProgramCallAnswer(id=request.id, refused=describe_refusal(refusal))
+        except (Refusal, TimeoutError) as refusal:
+            wanted = arguments[0] if request.verb == "quorum" else 0
+            answered = ProgramCallAnswer(id=request.id, refused=describe_refusal(refusal, wanted))
         except Exception:  # without an answer the program would wait for ever
             log.exception("program.call_failed", extra=self._job.fields())
             internal = Unavailable("internal", "the call failed in the daemon; its log says why")
@@ -162,53 +184,11 @@ class ProgramCalls:
             self._stdin.write(_encode(answered) + b"\n")
             await self._stdin.drain()
 
-
-async def _answer(job: Job, request: ProgramCall) -> ProgramCallAnswer:
-    match request.verb:
-        case "begin":
-            return ProgramCallAnswer(id=request.id, step=await job.steps.begin(request.name))
-        case "end":
-            assert request.step is not None
-            return ProgramCallAnswer(id=request.id, value=await job.steps.end(request.step, request.value))
-        case "fail":
-            assert request.step is not None
-            assert request.failure is not None
-            await job.steps.fail(request.step, request.failure)
-        case "give_up":
-            assert request.step is not None
-            job.steps.give_up(request.step)
-        case "sleep":
-            await job.steps.sleep(request.seconds or 0)
-        case "wait_for":
-            try:
-                return ProgramCallAnswer(id=request.id, value=await job.steps.wait_for(request.name, request.seconds))
-            except TimeoutError:
-                return ProgramCallAnswer(id=request.id, timed_out=True)
-        case "ask":
-            assert request.question is not None
-            try:
-                return ProgramCallAnswer(id=request.id, value=await job.steps.ask(request.question, request.seconds))
-            except TimeoutError:
-                return ProgramCallAnswer(id=request.id, timed_out=True)
-        case "check_end":
-            await job.steps.check_end()
-        case _:
-            return ProgramCallAnswer(id=request.id, answers=await _make_calls(job.calls, request))
-    return ProgramCallAnswer(id=request.id)
-
-
-async def _make_calls(calls: TurnCalls, request: ProgramCall) -> tuple[Answer, ...]:
-    one: Awaitable[Answer]
-    match request.verb:
-        case "all":
-            return await calls.all(request.calls, step=request.name)
-        case "quorum":
-            return await calls.quorum(request.wanted, request.calls, step=request.name)
-        case "answer":
-            one = calls.answer(request.child, request.parts, step=request.name)
-        case _:
-            one = calls.one(request.calls[0], step=request.name)
-    return (await one,)
+    async def _perform(self, request: ProgramCall, arguments: tuple[Any, ...]) -> Any:
+        if request.verb in CALL_VERBS:
+            return await getattr(self._job.calls, request.verb)(*arguments, step=request.step)
+        done = getattr(self._job.steps, request.verb)(*arguments)
+        return await done if inspect.isawaitable(done) else done
 
 
 class IsolatedTurn(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="turn"):

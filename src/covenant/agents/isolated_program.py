@@ -19,17 +19,24 @@ import traceback
 from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, BinaryIO, Final, NoReturn, cast
 
 import msgspec
 
 from covenant.agents.agent_loader import CannotLoad, find_agent
 from covenant.agents.api import Agent
 from covenant.agents.function_agent import FunctionAgent
-from covenant.agents.isolated_agent import IsolatedTurn, ProgramCall, ProgramCallAnswer, refusal_of
+from covenant.agents.isolated_agent import (
+    CALL_VERBS,
+    STEP_VERBS,
+    IsolatedTurn,
+    ProgramCall,
+    ProgramCallAnswer,
+    refusal_of,
+)
 from covenant.agents.process_agent import LOGGED_LENGTH_MAX
 from covenant.agents.runtime.agent_calls import Answer, Call, Calling
-from covenant.agents.runtime.durable_step import AskedStep, StepError, StepVerb, as_json
+from covenant.agents.runtime.durable_step import AskedStep, StepError, as_json
 from covenant.agents.runtime.function_threads import AgentThreads
 from covenant.agents.runtime.job_buffer import FAILED
 from covenant.agents.runtime.turn_files import inline_bytes
@@ -44,6 +51,7 @@ from covenant.model.task import Task
 from covenant.model.task_event import PROGRESS, Interruption, MessageUpdate, StatusUpdate, StepFailure
 from covenant.model.task_view import first_message
 from covenant.outbound.remote.remote_task import Sendable, parts_of
+from covenant.wire.validation import checked
 
 DAEMON_GONE: Final = 70
 """The exit status after the daemon has gone."""
@@ -75,7 +83,11 @@ class _LogHandler(logging.Handler):
         self.setFormatter(logging.Formatter("%(name)s: %(message)s"))
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._output.write(type="log", level=record.levelname.lower(), text=self.format(record)[:LOGGED_LENGTH_MAX])
+        try:
+            text = self.format(record)[:LOGGED_LENGTH_MAX].encode(errors="replace").decode()
+            self._output.write(type="log", level=record.levelname.lower(), text=text)
+        except Exception:  # noqa: BLE001  (the author's record; as for any handler, its error ends no work)
+            self.handleError(record)
 
 
 class _PrintedLines(io.TextIOBase):
@@ -110,38 +122,38 @@ class _Calls:
             waiting.set_result(answered)
 
     async def one(self, call: Call, *, step: str = "") -> Answer:
-        return (await self.ask(verb="one", calls=(_as_call(call),), name=step)).answers[0]
+        return cast("Answer", await self.ask("one", _as_call(call), step=step))
 
     async def all(self, calls: Sequence[Calling], *, step: str = "") -> tuple[Answer, ...]:
-        return (await self.ask(verb="all", calls=tuple(map(_as_call, calls)), name=step)).answers
+        return cast("tuple[Answer, ...]", await self.ask("all", [*map(_as_call, calls)], step=step))
 
     async def quorum(self, wanted: int, calls: Sequence[Calling], *, step: str = "") -> tuple[Answer, ...]:
-        requests = tuple(map(_as_call, calls))
-        return (await self.ask(verb="quorum", calls=requests, wanted=wanted, name=step)).answers
+        return cast("tuple[Answer, ...]", await self.ask("quorum", wanted, [*map(_as_call, calls)], step=step))
 
     async def answer(self, child: Answer | str, what: Sendable, *, step: str = "") -> Answer:
         child_id = child.task_id if isinstance(child, Answer) else child
-        return (await self.ask(verb="answer", child=child_id, parts=parts_of(what), name=step)).answers[0]
+        return cast("Answer", await self.ask("answer", child_id, parts_of(what), step=step))
 
-    def send(self, **fields: Any) -> None:
-        """Sends a call without waiting for an answer."""
-        self._output.write_line(_encode(ProgramCall(id=next(self._ids), **fields)))
-
-    async def ask(self, **fields: Any) -> ProgramCallAnswer:
-        request = ProgramCall(id=next(self._ids), **fields)
-        waiting: asyncio.Future[ProgramCallAnswer] = asyncio.get_running_loop().create_future()
-        self._waiting[request.id] = waiting
+    def send(self, verb: str, *arguments: Any, step: str = "") -> int:
+        """Sends a call; returns its id. `give_up` alone needs no answer."""
+        request = ProgramCall(id=next(self._ids), verb=verb, arguments=arguments, step=step)
         self._output.write_line(_encode(request))
+        return request.id
+
+    async def ask(self, verb: str, *arguments: Any, step: str = "") -> Any:
+        request_id = self.send(verb, *arguments, step=step)
+        waiting: asyncio.Future[ProgramCallAnswer] = asyncio.get_running_loop().create_future()
+        self._waiting[request_id] = waiting
         try:
             answered = await waiting
         except asyncio.CancelledError:
-            self._output.write(type="call_off", id=request.id)
+            self._output.write(type="call_off", id=request_id)
             raise
         finally:
-            del self._waiting[request.id]
+            del self._waiting[request_id]
         if answered.refused is not None:
-            raise refusal_of(answered)
-        return answered
+            raise refusal_of(answered.refused)
+        return msgspec.json.decode(answered.value, type=(CALL_VERBS.get(verb) or STEP_VERBS[verb]).answer)
 
 
 class _Steps:
@@ -152,43 +164,32 @@ class _Steps:
         self.interrupted = leased.cut
 
     async def begin(self, name: str) -> AskedStep:
-        step = (await self._ask("begin", name=name)).step
-        assert step is not None
-        return step
+        return cast("AskedStep", await self._calls.ask("begin", name))
 
     async def end(self, step: AskedStep, value: Any) -> Any:
-        kept = (await self._ask("end", step=step, value=as_json(step, value))).value
+        kept = await self._calls.ask("end", step, as_json(step, value))
         self.interrupted = False
         return kept
 
     async def fail(self, step: AskedStep, failure: StepFailure) -> None:
-        await self._ask("fail", step=step, failure=failure)
+        await self._calls.ask("fail", step, failure)
         self.interrupted = False
 
     def give_up(self, step: AskedStep) -> None:
-        self._calls.send(verb="give_up", step=step)
+        self._calls.send("give_up", step)
 
     async def sleep(self, seconds: float) -> None:
-        await self._ask("sleep", seconds=seconds)
+        await self._calls.ask("sleep", checked("seconds", seconds, float | int))
 
     async def wait_for(self, name: str, timeout_s: float | None) -> Any:
-        answered = await self._ask("wait_for", name=name, seconds=timeout_s)
-        if answered.timed_out:
-            raise TimeoutError(f"no signal {name!r} came within {timeout_s} seconds")
-        return answered.value
+        return await self._calls.ask("wait_for", name, checked("timeout_s", timeout_s, float | int | None))
 
     async def ask(self, question: Question, timeout_s: float | None) -> dict[str, Any]:
-        answered = await self._ask("ask", question=question, seconds=timeout_s)
-        if answered.timed_out:
-            raise TimeoutError(f"no answer came within {timeout_s} seconds")
-        answer: dict[str, Any] = answered.value
-        return answer
+        timeout_s = checked("timeout_s", timeout_s, float | int | None)
+        return cast("dict[str, Any]", await self._calls.ask("ask", question, timeout_s))
 
     async def check_end(self) -> None:
-        await self._ask("check_end")
-
-    async def _ask(self, verb: StepVerb, **fields: Any) -> ProgramCallAnswer:
-        return await self._calls.ask(verb=verb, **fields)
+        await self._calls.ask("check_end")
 
 
 def _as_call(call: Calling) -> Call:
@@ -303,45 +304,50 @@ class _Turn:
             self._output.write(**event)
 
 
-def _read_answers(calls: _Calls, loop: asyncio.AbstractEventLoop) -> None:
+def _read_answers(lines: BinaryIO, calls: _Calls, loop: asyncio.AbstractEventLoop) -> None:
     """Runs in a thread: reads answers to calls until the daemon closes the pipe."""
     decode = msgspec.json.Decoder(ProgramCallAnswer).decode
-    for line in sys.stdin.buffer:
+    for line in lines:
         loop.call_soon_threadsafe(calls.receive, decode(line))
     os._exit(DAEMON_GONE)  # the daemon is gone, or has ended this turn: further output would be lost
 
 
-async def _perform(agent: Agent, turn_input: IsolatedTurn, output: _Output, printed: _PrintedLines) -> None:
+async def _perform(
+    agent: Agent, turn_input: IsolatedTurn, answers: BinaryIO, output: _Output, printed: _PrintedLines
+) -> None:
     calls = _Calls(output)
     turn = _Turn(turn_input.leased, output, calls, printed.close_line)
     loop = asyncio.get_running_loop()
-    threading.Thread(target=_read_answers, args=(calls, loop), daemon=True).start()
+    threading.Thread(target=_read_answers, args=(answers, calls, loop), daemon=True).start()
     try:
         await FunctionAgent(agent).perform(turn, turn, turn_input.history)
     except StepError as wrong:
         traceback.print_exc()
         turn.fail(f"{FAILED}: {wrong.message}")
-    except (Exception, SystemExit, asyncio.CancelledError):  # noqa: BLE001  (whatever it is, only its task fails)
+    except BaseException:  # noqa: BLE001  (whatever it is, only its task fails)
         traceback.print_exc()
         turn.fail(FAILED)
 
 
 def main() -> NoReturn:
     path, name = sys.argv[1:]
-    # Standard output carries lines to the daemon. The function's prints must not mix with them.
+    # Standard input and output carry lines of the daemon. The function and its programs must neither read nor mix them.
+    lines = os.fdopen(os.dup(0), "rb")
+    with Path(os.devnull).open("rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
     output = _Output(os.dup(1))
     os.dup2(2, 1)
     printed = _PrintedLines(output)
     sys.stdout = printed
     logging.basicConfig(level=logging.INFO, handlers=[_LogHandler(output)])
-    turn_input = msgspec.json.decode(sys.stdin.buffer.readline(), type=IsolatedTurn)
+    turn_input = msgspec.json.decode(lines.readline(), type=IsolatedTurn)
     try:
         agent = find_agent(Path(path), name)
     except CannotLoad as wrong:
         sys.stderr.write(f"{wrong}\n")
         output.write(type="error", message=FAILED)
     else:
-        asyncio.run(_perform(agent, turn_input, output, printed))
+        asyncio.run(_perform(agent, turn_input, lines, output, printed))
     sys.stderr.flush()
     os._exit(0)  # does not wait for threads that the function has left behind
 

@@ -37,6 +37,7 @@ import msgspec
 from covenant.agents.api import BaseTurn
 from covenant.agents.function_agent import turn_history
 from covenant.agents.runtime import turn_files
+from covenant.agents.runtime.durable_step import finish
 from covenant.agents.runtime.job import Job
 from covenant.agents.runtime.job_buffer import FAILED
 from covenant.agents.runtime.turn_output import TurnOutput
@@ -54,6 +55,8 @@ MESSAGES_MAX: Final = 100
 """The most messages of one turn that are separate blocks of its result; more messages become one text."""
 TERMINATE_S: Final = 1.0
 """How long a program has to exit after SIGTERM before it is killed."""
+KILLED_S: Final = 10.0
+"""How long a killed program may take to exit: only the kernel can hold it."""
 LINGER_S: Final = 0.25
 """How long the program's children may go on after it has exited."""
 LOOK_S: Final = 0.1
@@ -144,12 +147,10 @@ class ProcessAgent:
         try:
             await self._read_output(process, job, calls)
         finally:
-            await _end_program(process, stderr_reader)
-            if calls is not None:
-                await calls.close()
-            for each in helpers:
-                each.cancel()
-            await asyncio.wait(helpers)
+            # However often this is canceled: nothing else ends the program, closes its pipes and cancels its calls.
+            _, canceled = await finish(_clean_up(process, stderr_reader, helpers, calls))
+        if canceled:
+            raise asyncio.CancelledError
 
     async def _read_output(self, process: asyncio.subprocess.Process, job: Job, calls: ProgramCalls | None) -> None:
         assert process.stdout is not None
@@ -219,20 +220,49 @@ async def _end_orphans(process: asyncio.subprocess.Process) -> None:
     process.stdout.feed_eof()
 
 
-async def _end_program(process: asyncio.subprocess.Process, stderr_reader: asyncio.Task[None]) -> None:
-    """Ends the program with its children, and reads the rest of its standard error."""
-    signal_group(process, signal.SIGTERM)
+async def _clean_up(
+    process: asyncio.subprocess.Process,
+    stderr_reader: asyncio.Task[None],
+    helpers: Sequence[asyncio.Task[None]],
+    calls: ProgramCalls | None,
+) -> None:
     try:
-        async with asyncio.timeout(TERMINATE_S):
-            await _exited(process)
-    except TimeoutError:
-        pass
+        await end_program(process, TERMINATE_S, stderr_reader)
     finally:
-        # Also kills processes that the program left behind, whether it exited by itself or not.
+        if calls is not None:
+            await calls.close()
+        for each in helpers:
+            each.cancel()
+        await asyncio.wait(helpers)
+
+
+async def end_program(
+    process: asyncio.subprocess.Process, wait_s: float, stderr_reader: asyncio.Task[None], *, by_input: bool = False
+) -> None:
+    """Ends the program with its children, and reads the rest of its standard error.
+
+    The program gets SIGTERM, and `wait_s` later SIGKILL. `by_input`: first its input is closed, and it has as long to
+    exit by itself.
+    """
+    try:
+        if by_input and process.stdin is not None:
+            process.stdin.close()
+            await _exits_within(process, wait_s)
+        signal_group(process, signal.SIGTERM)
+        await _exits_within(process, wait_s)
         signal_group(process, signal.SIGKILL)
-    await _exited(process)
-    await asyncio.wait((stderr_reader,), timeout=LINGER_S)
-    process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001  (nothing else lets go of its pipes)
+        await _exits_within(process, KILLED_S)
+        await asyncio.wait((stderr_reader,), timeout=LINGER_S)
+    finally:
+        # Also kills processes that the program left behind, whether it exited or not, and also when this is canceled.
+        signal_group(process, signal.SIGKILL)
+        process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001  (nothing else lets go of its pipes)
+
+
+async def _exits_within(process: asyncio.subprocess.Process, wait_s: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(wait_s):
+            await _exited(process)
 
 
 def signal_group(process: asyncio.subprocess.Process, number: signal.Signals) -> None:

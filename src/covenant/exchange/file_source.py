@@ -6,11 +6,14 @@ import asyncio
 import os
 from collections.abc import AsyncIterable, AsyncIterator, Iterable
 from pathlib import Path
+from typing import Final
 
 from covenant.ledger.contract.blobs import CHUNK_BYTES
 
 FileSource = bytes | str | os.PathLike[str] | AsyncIterable[bytes] | Iterable[bytes]
 """A file: its bytes, its path, or its pieces."""
+_END: Final = object()
+"""What an iterator without a further piece gives; a piece that is None is an error."""
 
 
 async def pieces_of(source: FileSource) -> AsyncIterator[bytes]:
@@ -27,7 +30,7 @@ async def pieces_of(source: FileSource) -> AsyncIterator[bytes]:
                 yield _checked(piece)
         case _:
             pieces = iter(source)
-            while (each := await asyncio.to_thread(lambda: next(pieces, None))) is not None:
+            while (each := await asyncio.to_thread(lambda: next(pieces, _END))) is not _END:
                 yield _checked(each)
 
 

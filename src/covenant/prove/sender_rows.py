@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from covenant.prove.a2a_client import Client, ServerUnreachable
 from covenant.prove.protocol import Interface, ServerRefused, TaskSeen, Unreadable, Version, read_interfaces
-from covenant.prove.trial import Broken, NotChecked, NotOffered, Row, Trial
+from covenant.prove.trial import Broken, NotChecked, NotOffered, Row, Trial, refused_as
 
 AT_ONCE: Final = 8
 LISTED: Final = 23
@@ -160,10 +160,8 @@ class _Load:
 async def list_pages(trial: Trial) -> None:
     made = {(await trial.client.begin(f"complete {trial.key()}", waits=True)).id for _ in range(LISTED)}
     listed: list[TaskSeen] = []
-    try:
+    with refused_as(NotOffered, "tasks cannot be listed"):
         page, token = await trial.client.list_page(PAGE)
-    except ServerRefused as refused:
-        raise NotOffered(f"tasks cannot be listed: {refused}") from None
     listed += page
     trial.note(f"{LISTED} tasks; the first page has {len(page)}")
     if not token:
@@ -172,10 +170,8 @@ async def list_pages(trial: Trial) -> None:
     for _ in range(PAGES_MAX):
         if not token:
             break
-        try:
+        with refused_as(Broken, "the token of the next page is refused after kill -9"):
             page, token = await trial.client.list_page(PAGE, token)
-        except ServerRefused as refused:
-            raise Broken(f"the token of the next page is refused after kill -9: {refused}") from None
         listed += page
     ids = [task.id for task in listed]
     missing, repeated = made - set(ids), len(ids) - len(set(ids))
@@ -188,10 +184,8 @@ async def version_skew(trial: Trial) -> None:
     other = _other_interface(trial.card, trial.client.interface)
     mine = await trial.until(await trial.client.begin(f"complete {trial.key()}", waits=True), lambda now: now.ended)
     async with trial.client.with_interface(other) as stranger:
-        try:
+        with refused_as(NotOffered, f"a client of A2A {other.version} is refused"):
             theirs = await stranger.begin(f"complete {trial.key()}", waits=True)
-        except ServerRefused as refused:
-            raise NotOffered(f"a client of A2A {other.version} is refused: {refused}") from None
         await trial.quiet()
         theirs = await stranger.get(theirs.id)
         trial.note(f"{trial.client.interface}: task {mine.id}; {other}: task {theirs.id}")
@@ -203,10 +197,8 @@ async def version_skew(trial: Trial) -> None:
 
 
 async def _read_across(caller: Client, task: TaskSeen) -> None:
-    try:
+    with refused_as(Broken, f"{caller.interface} does not find task {task.id} after kill -9"):
         seen = await caller.get(task.id)
-    except ServerRefused as refused:
-        raise Broken(f"{caller.interface} does not find task {task.id} after kill -9: {refused}") from None
     if (seen.state, seen.text) != (task.state, task.text):
         raise Broken(f"{caller.interface} reads {seen.state!r} {seen.text!r}; it was {task.state!r} {task.text!r}")
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from covenant.prove.a2a_client import ServerUnreachable
 from covenant.prove.protocol import EventSeen, ServerRefused, TaskSeen
-from covenant.prove.trial import Assembly, Broken, NotOffered, Row, Trial, counted, gap_or_repeat
+from covenant.prove.trial import Assembly, Broken, NotOffered, Row, Trial, counted, gap_or_repeat, refused_as
 
 CHUNKS: Final = 20
 CHUNK_MS: Final = 150
@@ -63,18 +63,14 @@ async def resumed(trial: Trial) -> None:
 async def _resumable(trial: Trial) -> None:
     """Checks that a stream can be resumed while the server lives; otherwise the row is not offered."""
     assembly = Assembly()
-    try:
+    with refused_as(NotOffered, "no stream", ServerUnreachable):
         async with trial.client.stream(f"stream {trial.key()} 10 {CHUNK_MS}") as events:
             await _read(events, assembly, trial.extent.bound_s, chunks=2)
-    except (ServerRefused, ServerUnreachable) as failed:
-        raise NotOffered(f"no stream: {failed}") from None
     if not assembly.task_id or assembly.ended:
         raise NotOffered("the stream names no task that could be subscribed to while it is at work")
-    try:
+    with refused_as(NotOffered, "a stream cannot be taken up again, even by a server that lives", ServerUnreachable):
         async with trial.client.subscribe(assembly.task_id, assembly.last_number) as events:
             await _read(events, assembly, trial.extent.bound_s)
-    except (ServerRefused, ServerUnreachable) as failed:
-        raise NotOffered(f"a stream cannot be taken up again, even by a server that lives: {failed}") from None
     trial.note(f"without a kill: taken up again, to {assembly.state!r}")
 
 
@@ -136,7 +132,7 @@ async def artifacts(trial: Trial) -> None:
 
 async def slow_reader(trial: Trial) -> None:
     text = f"stream {trial.key()} {SLOW_CHUNKS} 0 {SLOW_BYTES}"
-    try:
+    with refused_as(NotOffered, "no stream"):
         async with trial.client.with_receive_buffer(RECEIVE_BYTES) as reader, reader.stream(text) as events:
             first = await anext(events, None)
             if first is None or not first.task_id:
@@ -158,8 +154,6 @@ async def slow_reader(trial: Trial) -> None:
             if seen.state != "completed":
                 stands = f"has stood still at {chunks} chunks for {trial.extent.bound_s:g} s"
                 raise Broken(f"the task whose reader does not read is {seen.state!r}, and {stands}")
-    except ServerRefused as refused:
-        raise NotOffered(f"no stream: {refused}") from None
 
 
 async def _until_standstill(trial: Trial, task: TaskSeen) -> TaskSeen:

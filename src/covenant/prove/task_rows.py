@@ -6,7 +6,7 @@ import asyncio
 from typing import Final
 
 from covenant.prove.protocol import TERMINAL, WAITING, ServerRefused, TaskSeen
-from covenant.prove.trial import Broken, NotOffered, Row, Trial
+from covenant.prove.trial import Broken, NotOffered, Row, Trial, refused_as
 
 RUN_MS: Final = 3_000
 STOPPED_MS: Final = 2_000
@@ -95,10 +95,8 @@ async def input_required(trial: Trial) -> None:
     trial.note(f"task {task.id}: {found.state}")
     if found.state != "input-required":
         raise Broken(f"the task waited for input, and is {found.state!r} after kill -9")
-    try:
+    with refused_as(Broken, "the task says input-required, and refuses its sender's answer"):
         reply = await trial.client.begin(f"complete {answer}", task=task, waits=True)
-    except ServerRefused as refused:
-        raise Broken(f"the task says input-required, and refuses its sender's answer: {refused}") from None
     seen = await trial.until(task, lambda now: now.ended)
     trial.note(f"task {task.id}: {seen.state} after the answer; {seen.text!r}")
     if seen.state != "completed" or not (seen.says(f"{answer} done") or reply.says(f"{answer} done")):
@@ -107,10 +105,8 @@ async def input_required(trial: Trial) -> None:
 
 async def canceled(trial: Trial) -> None:
     key, task = await trial.begin_run(2 * RUN_MS)
-    try:
+    with refused_as(NotOffered, "a task at work cannot be canceled"):
         await trial.client.cancel(task.id)
-    except ServerRefused as refused:
-        raise NotOffered(f"a task at work cannot be canceled: {refused}") from None
     before = await trial.until(task, lambda now: now.ended)
     if before.state != "canceled":
         raise NotOffered(f"the cancel was accepted, and the task is {before.state!r}")

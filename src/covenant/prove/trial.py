@@ -10,8 +10,8 @@ import asyncio
 import itertools
 import signal
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -36,6 +36,16 @@ class NotOffered(Exception):
 
 class NotChecked(Exception):
     """The row could not be tried: this says nothing about the server's promise."""
+
+
+@contextmanager
+def refused_as(outcome: type[Broken | NotOffered], what: str, *also: type[Exception]) -> Iterator[None]:
+    """Raises `outcome` in place of the server's refusal, and of exceptions of these kinds `also`."""
+    kinds: tuple[type[Exception], ...] = (ServerRefused, *also)
+    try:
+        yield
+    except kinds as refused:
+        raise outcome(f"{what}: {refused}") from None
 
 
 class Extent(msgspec.Struct, frozen=True):
@@ -115,8 +125,11 @@ class Trial:
 
     async def until_run(self, key: str) -> bool:
         """Waits, within the bound, until the agent begins this work. Returns whether it has."""
-        end_s = time.monotonic() + self.extent.bound_s
-        while not self.runs(key):
+        return await self.wait_until(lambda: self.runs(key) > 0)
+
+    async def wait_until(self, met: Callable[[], bool], most_s: float | None = None) -> bool:
+        end_s = time.monotonic() + (most_s or self.extent.bound_s)
+        while not met():
             if time.monotonic() >= end_s:
                 return False
             await asyncio.sleep(LOOK_S / 5)
@@ -157,13 +170,11 @@ class Trial:
 
     async def _begin_by_stream(self, key: str, run_ms: int) -> TaskSeen:
         """Keeps the stream open until the server is killed: some servers cancel a task whose reader left."""
-        try:
+        with refused_as(NotOffered, "no answer before the work is done, and no stream"):
             events = await self._streams.enter_async_context(self.client.stream(f"run {key} {run_ms}"))
             async for event in events:
                 if event.task_id:
                     return event.task or TaskSeen(event.task_id, "", event.state, "", {}, {})
-        except ServerRefused as refused:
-            raise NotOffered(f"no answer before the work is done, and no stream: {refused}") from None
         raise NotOffered("no answer before the work is done, and the stream names no task")
 
     async def _wait_for_work(self, task: TaskSeen, key: str, run_ms: int) -> None:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import time
-from collections.abc import Callable
 from typing import Final
 from urllib.parse import urlsplit
 
 from covenant.prove.a2a_client import ServerUnreachable, fetch_object
 from covenant.prove.ed25519 import is_valid
 from covenant.prove.protocol import TERMINAL, EventSeen, ServerRefused, TaskSeen, offers, read_objects
-from covenant.prove.trial import LOOK_S, Assembly, Broken, NotChecked, NotOffered, Row, Trial, gap_or_repeat
+from covenant.prove.trial import Assembly, Broken, NotChecked, NotOffered, Row, Trial, gap_or_repeat, refused_as
 from covenant.prove.webhook import Notification, Webhook
 
 TOKEN: Final = "prove-notification-token"  # noqa: S105  (the server echoes it; it grants nothing)
@@ -32,14 +30,14 @@ async def delivered(trial: Trial) -> None:
         ended = await trial.until(task, lambda now: states.add(now).ended)
         if not ended.ended:
             raise NotChecked(f"task {task.id} is {ended.state_text} after {trial.extent.bound_s:g} s, before any kill")
-        await _wait_until(trial, lambda: bool(webhook.notifications), most_s=3.0)
+        await trial.wait_until(lambda: bool(webhook.notifications), most_s=3.0)
         trial.note(
             f"task {task.id}: {ended.state}; the receiver refused {len(webhook.notifications)} notifications by 503"
         )
         await trial.kill("while the receiver was out of order")
         webhook.accepts = True
         await trial.restart()
-        notified = await _wait_until(trial, lambda: _was_notified_of_end(webhook, task))
+        notified = await trial.wait_until(lambda: _was_notified_of_end(webhook, task))
         trial.note(f"after the restart {len(webhook.accepted(task.id))} notifications were accepted")
         if not notified:
             raise Broken(
@@ -64,7 +62,7 @@ async def _killed_between(trial: Trial, webhook: Webhook, changes: list[str]) ->
             f"{trial.extent.bound_s:g} s after the restart task {task.id} is still {ended.state_text}: its "
             "receiver was told of no end"
         )
-    if not await _wait_until(trial, lambda: _was_notified_of_end(webhook, task)):
+    if not await trial.wait_until(lambda: _was_notified_of_end(webhook, task)):
         raise Broken(f"task {task.id} is {ended.state!r}, and its receiver was never told of its end")
     _check_notifications(trial, webhook, ended, states)
 
@@ -140,7 +138,7 @@ def _out_of_order(notifications: list[EventSeen]) -> str | None:
 async def signed(trial: Trial) -> None:
     async with Webhook() as webhook:
         task = await _begin(trial, webhook, f"complete {trial.key()}")
-        if not await _wait_until(trial, lambda: _was_notified_of_end(webhook, task)):
+        if not await trial.wait_until(lambda: _was_notified_of_end(webhook, task)):
             raise NotOffered("a push configuration was taken, and no notification came")
         first = webhook.notifications[0]
         if "webhook-signature" not in first.headers:
@@ -151,7 +149,7 @@ async def signed(trial: Trial) -> None:
         keys = await _key_set(trial)
         await trial.crash("after the first notifications")
         again = await _begin(trial, webhook, f"complete {trial.key()}")
-        if not await _wait_until(trial, lambda: _was_notified_of_end(webhook, again)):
+        if not await trial.wait_until(lambda: _was_notified_of_end(webhook, again)):
             raise Broken("after the restart no notification came")
         for each in webhook.notifications:
             if not _signature_holds(each, keys):
@@ -181,10 +179,8 @@ async def _key_set(trial: Trial) -> dict[str, str]:
     """The Ed25519 keys of the server's JSON Web Key Set, by their id."""
     place = urlsplit(trial.server.card_url)
     url = f"{place.scheme}://{place.netloc}/.well-known/jwks.json"
-    try:
+    with refused_as(NotOffered, "notifications are signed, and no key set tells by what"):
         document = await fetch_object("the key set", url, {}, trial.extent.bound_s)
-    except ServerRefused as refused:
-        raise NotOffered(f"notifications are signed, and no key set tells by what: {refused}") from None
     keys = read_objects("the keys", document.get("keys"))
     found = {str(key.get("kid", "")): str(key["x"]) for key in keys if key.get("crv") == "Ed25519" and "x" in key}
     if not found:
@@ -195,19 +191,8 @@ async def _key_set(trial: Trial) -> dict[str, str]:
 async def _begin(trial: Trial, webhook: Webhook, text: str) -> TaskSeen:
     if not offers(trial.card, "pushNotifications"):
         raise NotOffered("the card does not offer push notifications")
-    try:
+    with refused_as(NotOffered, "a push configuration is refused"):
         return await trial.client.begin(text, push={"url": webhook.url, "token": TOKEN})
-    except ServerRefused as refused:
-        raise NotOffered(f"a push configuration is refused: {refused}") from None
-
-
-async def _wait_until(trial: Trial, met: Callable[[], bool], most_s: float | None = None) -> bool:
-    end_s = time.monotonic() + (most_s or trial.extent.bound_s)
-    while not met():
-        if time.monotonic() >= end_s:
-            return False
-        await asyncio.sleep(LOOK_S)
-    return True
 
 
 PUSH_ROWS: Final = (

@@ -99,6 +99,23 @@ async def test_a_plain_generator_stops_where_it_asks_its_sender(pool: PoolUnderT
     assert ran == ["closed", "closed"]
 
 
+async def test_a_thread_is_answered_whatever_its_request_raises(pool: PoolUnderTest) -> None:
+    class Odd:
+        """Raises where the event loop looks at it."""
+
+        def __getattribute__(self, name: str) -> Any:
+            raise SystemExit(3)
+
+    def yields(turn: SyncTurn) -> Iterator[Any]:
+        yield Odd()
+
+    pool.serve(yields)
+    view = await pool.ask()
+    assert (view.state, told(view)) == (TaskState.FAILED, "the agent failed")
+    await pool.idle()
+    assert pool.workers.threads_abandoned == 0
+
+
 @pytest.mark.parametrize("error", [ValueError("swordfish"), SystemExit(3), asyncio.CancelledError()], ids=repr)
 async def test_what_a_plain_function_raises_fails_its_task_and_nothing_else(
     pool: PoolUnderTest, error: BaseException

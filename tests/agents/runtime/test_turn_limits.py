@@ -325,6 +325,25 @@ async def test_a_spend_beyond_the_budget_is_refused_at_once_and_what_was_used_is
     assert (used(view.result), went_on) == ({"tokens": 110}, [])
 
 
+async def test_the_budget_is_the_tasks_and_not_a_turns(pool: PoolUnderTest) -> None:
+    left: list[int | None] = []
+
+    async def asks(turn: Turn) -> AsyncIterator[Any]:
+        left.append(turn.tokens_left)
+        with turn.reserve(10):
+            turn.spend(tokens=40)
+        yield turn.need_input("more?")
+
+    pool.serve(asks)
+    task_id = await pool.send(**BOUNDED)
+    for _ in range(2):
+        await pool.parked(task_id)
+        await pool.say(task_id, "more")
+    view = await pool.ended(task_id)
+    assert "120 tokens were used of a budget of 100" in said(view)
+    assert (left, used(view.result)) == ([100, 60, 20], {"tokens": 120})
+
+
 async def test_a_spend_is_refused_each_time_once_the_budget_is_used_up(pool: PoolUnderTest) -> None:
     refused: list[str] = []
 

@@ -256,6 +256,16 @@ async def test_a_result_that_cannot_be_kept_fails_the_task_and_says_why(
     assert says in told(view)
 
 
+async def test_a_turn_in_an_event_loop_of_the_author_is_refused(pool: PoolUnderTest) -> None:
+    """The ledger is not made for two loops."""
+
+    async def runs_a_loop(turn: Turn) -> None:
+        await asyncio.to_thread(lambda: asyncio.run(turn.step("one", lambda: 1)))
+
+    pool.serve(runs_a_loop)
+    assert "can be used on the daemon's event loop only" in told(await pool.ask())
+
+
 async def test_a_name_that_is_used_twice_fails_the_task_and_says_so(pool: PoolUnderTest) -> None:
     async def work(turn: Turn) -> None:
         await turn.step("same", lambda: 1)

@@ -359,6 +359,26 @@ async def test_work_cut_short_by_a_stop_is_released_or_marked_and_never_failed(
     assert endings(await pool.steps(task_id)) == []
 
 
+async def test_a_stop_ends_an_endless_cleanup_and_keeps_what_the_agent_had_decided(ledger: Ledger) -> None:
+    cleaning = asyncio.Event()
+
+    async def decides(turn: Turn) -> AsyncIterator[Any]:
+        try:
+            yield turn.reject("not my work")
+        finally:
+            cleaning.set()
+            await asyncio.Event().wait()
+
+    async with open_pool(ledger) as pool:
+        pool.serve(decides)
+        task_id = await pool.send()
+        await asyncio.wait_for(cleaning.wait(), BOUND_S)
+        await pool.cut_short()
+        view = (await pool.views.past(task_id)).view()
+        assert view is not None
+        assert (view.state, told(view)) == (TaskState.REJECTED, "not my work")
+
+
 async def test_an_agent_that_does_not_stop_with_the_daemon_is_not_begun_again_beside_itself(
     ledger: Ledger,
 ) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final, NamedTuple
@@ -21,7 +20,8 @@ from mcp.shared.exceptions import MCPError
 from mcp.shared.message import SessionMessage
 
 from covenant.agents.model.mcp_tools import McpAnswer
-from covenant.agents.process_agent import log_stderr, signal_group, start_program
+from covenant.agents.process_agent import end_program, log_stderr, start_program
+from covenant.agents.runtime.durable_step import finish
 from covenant.model.mcp_servers import McpServer
 
 LINE_BYTES_MAX: Final = 8 * 1024 * 1024
@@ -122,25 +122,29 @@ async def _program(
     process = await start_program(command, {**environment, **server.env}, LINE_BYTES_MAX)
     received, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     outgoing, outgoing_receive = anyio.create_memory_object_stream[SessionMessage](0)
+    stderr_reader = asyncio.create_task(
+        log_stderr(process, lambda line: log.info("mcp.said", extra={"server": name, "said": line}))
+    )
     pumps = [
+        stderr_reader,
         asyncio.create_task(_read_output(name, process, received, ended)),
         asyncio.create_task(_write_input(process, outgoing_receive)),
-        asyncio.create_task(
-            log_stderr(process, lambda line: log.info("mcp.said", extra={"server": name, "said": line}))
-        ),
     ]
     try:
         yield incoming, outgoing
     finally:
         ended.set()
         try:
-            await _end(process)
+            # However often this is canceled: the server's exit is awaited, or nobody fetches its status.
+            _, canceled = await finish(end_program(process, LEAVE_S, stderr_reader, by_input=True))
         finally:
             for each in pumps:
                 each.cancel()
             await asyncio.wait(pumps)
             for stream in (received, incoming, outgoing, outgoing_receive):
                 stream.close()
+    if canceled:
+        raise asyncio.CancelledError
 
 
 async def _read_output(name: str, process: asyncio.subprocess.Process, received: Any, ended: asyncio.Event) -> None:
@@ -176,28 +180,3 @@ async def _write_input(process: asyncio.subprocess.Process, outgoing: Any) -> No
         async for message in outgoing:
             process.stdin.write(message.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
             await process.stdin.drain()
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """Closes the server's input, then terminates it, then kills it with all its children."""
-    assert process.stdin is not None
-    try:
-        process.stdin.close()
-        if not await _exited(process):
-            signal_group(process, signal.SIGTERM)
-            await _exited(process)
-    finally:
-        # Also kills processes that the server left behind, whether it exited or not, and also when this is canceled.
-        signal_group(process, signal.SIGKILL)
-        process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001  (nothing else lets go of its pipes)
-        await _exited(process)
-
-
-async def _exited(process: asyncio.subprocess.Process) -> bool:
-    """Waits until the server has exited. False: it still runs after `LEAVE_S`."""
-    try:
-        async with asyncio.timeout(LEAVE_S):
-            await process.wait()
-    except TimeoutError:
-        return False
-    return True

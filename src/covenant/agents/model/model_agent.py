@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
-from pydantic_ai import Agent, AgentRunResult, AgentRunResultEvent, DeferredToolRequests, RunContext, Tool
+from pydantic_ai import Agent, AgentRunResult, DeferredToolRequests, RunContext, Tool
 from pydantic_ai.exceptions import (
     ApprovalRequired,
     CallDeferred,
@@ -48,7 +48,6 @@ from covenant.agents.runtime.model_calls import TIMED_OUT
 from covenant.agents.runtime.turn_output import TurnOutput
 from covenant.exchange.tasks.builder import text_of
 from covenant.model.agent_definition import INDEX, Advisor, AgentDefinition
-from covenant.model.errors import CovenantError
 from covenant.model.task import NATIVE
 from covenant.model.task_event import StatusUpdate
 
@@ -194,10 +193,6 @@ def system_prompt(definition: AgentDefinition, directory: str = "", *, tools: bo
     return "\n\n".join(sections)
 
 
-class OutOfTokens(CovenantError):
-    """The task has used up its tokens."""
-
-
 class ModelAgent:
     def __init__(
         self,
@@ -228,10 +223,7 @@ class ModelAgent:
         model = BoundedModel(self._model, self._request_s, self._fallbacks, on_fallback, job=job)
         # Recorded even if somebody else ends this turn: these tokens were used.
         job.spending.running = lambda: usage_of_run(model.with_streamed(usage))
-        gated, call = (
-            model_advisor is not None and model_advisor.gates,
-            AdvisorCall(job, usage, self._limits(job), on_fallback),
-        )
+        call = AdvisorCall(job, usage, self._limits(job), on_fallback)
         toolbox = Toolbox(
             job,
             output,
@@ -239,12 +231,10 @@ class ModelAgent:
             self._services,
             remembers=self._remembers,
             advise=partial(model_advisor.consult, call=call) if model_advisor is not None else None,
-            hold_files=gated,
+            hold_files=model_advisor is not None and model_advisor.gates,
         )
         try:
-            await (self._run_gated if gated else self._run_model)(job, output, toolbox, model, usage)
-        except OutOfTokens as over:
-            job.fail(str(over))
+            await self._run_model(call, output, toolbox, model)
         except UsageLimitExceeded:
             job.fail(job.spending.used_up or NO_ANSWER)
         except (ModelAPIError, UnexpectedModelBehavior) as error:
@@ -264,48 +254,33 @@ class ModelAgent:
         if not job.ended:
             job.complete(*output.close(), partial=note_stop_reason(model.stop_reason, job))
 
-    async def _run_model(
-        self, job: Job, output: TurnOutput, toolbox: Toolbox, model: BoundedModel, usage: RunUsage
-    ) -> None:
-        before = history_of(await turn_history(job, context=True))
-        agent = self._agent(job, toolbox, model)
+    async def _run_model(self, call: AdvisorCall, output: TurnOutput, toolbox: Toolbox, model: BoundedModel) -> None:
+        job, agent, conversation = (
+            call.job,
+            self._agent(call.job, toolbox, model),
+            ModelConversation(call.job, output, toolbox),
+        )
+        gate = self._model_advisor if self._model_advisor is not None and self._model_advisor.gates else None
 
         async def run(run_input: RunInput) -> AgentRunResult[Any]:
             async with agent.run_stream_events(
                 run_input.prompt,
                 message_history=run_input.history,
                 deferred_tool_results=run_input.answers,
-                usage_limits=self._limits(job),
-                usage=usage,
+                usage_limits=call.limits,
+                usage=call.usage,
             ) as events:
-                return await write_events(events, job, output)
+                return await write_events(events, job, output if gate is None else None)
 
-        write_result(await ModelConversation(job, output, toolbox).hold(run, prompt_of(job), before), job, output)
-
-    async def _run_gated(
-        self, job: Job, output: TurnOutput, toolbox: Toolbox, model: BoundedModel, usage: RunUsage
-    ) -> None:
-        """Holds back the model's answer until its advisor has let it pass."""
-        model_advisor, limits = self._model_advisor, self._limits(job)
-        assert model_advisor is not None
-        agent, request = self._agent(job, toolbox, model), "\n".join(text_of(message.parts) for message in job.messages)
         prompt, before = prompt_of(job), history_of(await turn_history(job, context=True))
-        conversation = ModelConversation(job, output, toolbox)
-        call = AdvisorCall(job, usage, limits, partial(_report_fallback, job, output))
-
-        async def run(run_input: RunInput) -> AgentRunResult[Any]:
-            async with agent.run_stream_events(
-                run_input.prompt,
-                message_history=run_input.history,
-                deferred_tool_results=run_input.answers,
-                usage_limits=limits,
-                usage=usage,
-            ) as events:
-                return await _result_of(events)
-
-        for redirects in range(model_advisor.redirects_max + 1):
-            result = await conversation.hold(run, prompt, before)
-            verdict = await model_advisor.judge(request, result.output, call)
+        result = await conversation.hold(run, prompt, before)
+        if gate is None:
+            write_result(result, job, output)
+            return
+        # The model's answer is held back until its advisor has let it pass.
+        request = "\n".join(text_of(message.parts) for message in job.messages)
+        for redirects in range(gate.redirects_max + 1):
+            verdict = await gate.judge(request, result.output, call)
             details = {"signal": f"gate_{verdict.signal}", "redirects": redirects}
             output.write_status(StatusUpdate(f"The advisor says: {verdict.signal}", metadata={ADVISOR: details}))
             if verdict.signal == "continue":
@@ -315,8 +290,10 @@ class ModelAgent:
             if verdict.signal == "halt":
                 job.fail(f"the advisor stopped this answer: {verdict.text or 'it gave no reason'}")
                 return
-            before, prompt = result.all_messages(), f"{REDIRECT_PROMPT}{verdict.text}"
-        job.fail(f"the advisor sent this back {model_advisor.redirects_max + 1} times and let no answer pass")
+            if redirects < gate.redirects_max:
+                prompt = f"{REDIRECT_PROMPT}{verdict.text}"
+                result = await conversation.hold(run, prompt, result.all_messages())
+        job.fail(f"the advisor sent this back {gate.redirects_max + 1} times and let no answer pass")
 
     def _limits(self, job: Job) -> UsageLimits:
         """Limits over all model requests of this turn."""
@@ -365,7 +342,7 @@ class ModelAgent:
 
     def _check_tokens(self, job: Job) -> None:
         if (why := job.spending.used_up) is not None:
-            raise OutOfTokens(why)
+            raise UsageLimitExceeded(why)
 
     def _answer_tokens(self, job: Job) -> int:
         """The length limit of the next answer: never more than the tokens left for this task."""
@@ -382,13 +359,6 @@ def _report_fallback(job: Job, output: TurnOutput, unable: str, why: str, fallba
         )
     )
     job.spend({FALLBACKS: 1})
-
-
-async def _result_of(events: AsyncIterable[Any]) -> AgentRunResult[Any]:
-    async for event in events:
-        if isinstance(event, AgentRunResultEvent):
-            return event.result
-    raise UnexpectedModelBehavior("the run ended without a result")
 
 
 def _spoken(job: Job) -> bool:

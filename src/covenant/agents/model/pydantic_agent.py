@@ -227,17 +227,19 @@ class WatchedTools(AbstractCapability[Any]):
                 raise
 
 
-async def write_events(events: AsyncIterable[Any], job: Job, output: TurnOutput) -> AgentRunResult[Any]:
-    """Writes a run's text to the output; returns the run's result."""
+async def write_events(events: AsyncIterable[Any], job: Job, output: TurnOutput | None) -> AgentRunResult[Any]:
+    """Writes a run's text to the output, if there is one; returns the run's result."""
     found: AgentRunResult[Any] | None = None
     async for event in events:
         match event:
+            case AgentRunResultEvent(result=result):
+                found = result
+            case _ if output is None:
+                pass
             case messages.PartStartEvent(part=messages.TextPart(content=text)):
                 output.write_text(text)
             case messages.PartDeltaEvent(delta=messages.TextPartDelta(content_delta=text)):
                 output.write_text(text)
-            case AgentRunResultEvent(result=result):
-                found = result
             case _:
                 pass
         if job.full:

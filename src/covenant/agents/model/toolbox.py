@@ -351,17 +351,18 @@ class Toolbox:
     @tool("/fetch", "Read a web address as text.")
     async def fetch(self, url: Url) -> str:
         assert self._services.pages is not None
+        self._take_page()
+        return await self._services.pages.read(url)
+
+    def _take_page(self) -> None:
         if self._pages_left <= 0:
             raise ToolFailed(f"at most {PAGES_MAX} pages may be read in one round")
         self._pages_left -= 1
-        return await self._services.pages.read(url)
 
     @tool("/search", "Search the web.")
     async def search(self, query: ShortText) -> str:
         assert self._services.search is not None
-        if self._pages_left <= 0:
-            raise ToolFailed(f"at most {PAGES_MAX} pages may be read in one round")
-        self._pages_left -= 1
+        self._take_page()
         return await self._services.search.find(self._tenant, query)
 
     @property

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -46,9 +46,6 @@ class AskedStep(NamedTuple):
     @property
     def done(self) -> bool:
         return self.found is not None and not self.found.waits
-
-
-StepVerb = Literal["begin", "end", "fail", "give_up", "sleep", "wait_for", "ask", "check_end"]
 
 
 class DurableSteps(Protocol):

@@ -47,7 +47,7 @@ class ThreadRequest:
         except asyncio.CancelledError:
             self.answer.set_exception(TurnStopped())
             raise
-        except Exception as error:  # noqa: BLE001  (the thread handles it)
+        except BaseException as error:  # noqa: BLE001  (the thread, which waits for an answer, handles it)
             self.answer.set_exception(error)
         else:
             self.answer.set_result(done)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Collection
 from typing import Final, Protocol
 
 import msgspec
@@ -35,7 +35,7 @@ from covenant.model.ids import AgentId
 from covenant.model.peers.delegation import BUDGET_EXCEEDED
 from covenant.model.sanitizer import named_safely
 from covenant.model.task import Ending, Result, ResultStatus, error_result
-from covenant.model.task_event import MessageUpdate, StatusUpdate, StepUpdate, TurnUpdate, Wait
+from covenant.model.task_event import MessageUpdate, StatusUpdate, StepUpdate, Wait
 from covenant.model.tracing import Span, Tracer
 
 DAEMON_STOPS: Final = "the daemon stops"
@@ -78,9 +78,6 @@ class Job(JobBuffer):
     def __init__(
         self, leased: LeasedTask, holder: AgentId, services: JobServices, threads: AgentThreads, slot: TurnSlot
     ) -> None:
-        self.full = False
-        """The buffer is full: the agent should wait for `room`."""
-        self.finishing = False
         self.ended = False
         """The end of the job is decided: a result, a question, or a further attempt."""
         self.parking: asyncio.Future[None] | None = None
@@ -92,34 +89,21 @@ class Job(JobBuffer):
         self.runner: asyncio.Task[None] | None = None
         self.deadline: asyncio.TimerHandle | None = None
         self.span: Span | None = None
-        self.unfinished: Callable[[], object] | None = None
-        """Closes the open text artifact."""
         self._spending: Spending | None = None
         self._calls: AgentCalls | None = None
         self._steps: TurnSteps | None = None
         self._stored_messages: tuple[MessageUpdate, ...] | None = None
-        self._mute = False
-        self._pending_bytes = 0
-        self._updates = 0
-        self._bytes = 0
-        self._timer: asyncio.Handle | None = None
-        self._flusher: asyncio.Task[None] | None = None
-        self._next_flush = 0.0
-        self._room: asyncio.Future[None] | None = None
         self._result: Result | None = None
         self._ending: Ending | None = None
         self._parked: StatusUpdate | None = None
         self._retry: tuple[float, str] | None = None
         if services.tracer.on:
             self.span, leased = begin_attempt(services.tracer, leased)
-        super().__init__(services.ledger, services.files, leased, holder)
+        super().__init__(services, leased, holder)
         self.begun_before: Final = leased.continues or leased.lease.attempt > 1
         """An earlier lease of this turn may have written steps or output."""
         self.threads: Final = threads
         self.slot = slot
-        self._services = services
-        self._loop = services.loop
-        self._pending: list[TurnUpdate] = []
 
     @property
     def tracer(self) -> Tracer:
@@ -223,6 +207,8 @@ class Job(JobBuffer):
 
         So a function that caught the stop of its turn, as `asyncio.gather` and `TaskGroup` do, is stopped again.
         """
+        if asyncio.get_running_loop() is not self._loop:
+            raise StepError("wrong_loop", "a turn can be used on the daemon's event loop only; use a plain function")
         while self.parking is not None:
             await asyncio.wait((self.parking,))
         if self.over:
@@ -394,12 +380,16 @@ class Job(JobBuffer):
         self._cancel(message)
 
     def stop(self) -> bool:
-        """Stops the job because the process ends; `end_lease` then decides about its work. False: the job has ended."""
-        if self.over or self.ended or self.finishing:
+        """Stops the job because the process ends; `end_lease` then decides about its work. False: the job has ended.
+
+        An agent that has ended its job, and cleans up without end, is canceled: the outcome is written nevertheless.
+        """
+        if self.over or self.finishing:
             return False
-        self.over = self._mute = True
+        if not self.ended:
+            self.over = self._mute = True
         self._cancel(DAEMON_STOPS)
-        return True
+        return self.over
 
     def _cancel(self, why: str) -> None:
         if self.stopping is None:

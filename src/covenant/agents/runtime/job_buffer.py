@@ -74,24 +74,44 @@ class JobServices(NamedTuple):
     model_calls: ModelCalls = ModelCalls()
 
 
-class RecordWriter:
+class JobBuffer:
     __slots__ = (
         "_again",
+        "_bytes",
+        "_flusher",
         "_generation",
         "_large",
         "_ledger",
+        "_loop",
+        "_mute",
+        "_next_flush",
+        "_pending",
+        "_pending_bytes",
+        "_room",
+        "_services",
+        "_timer",
+        "_updates",
         "files",
+        "finishing",
+        "full",
         "holder",
         "leased",
         "notes",
         "over",
         "task",
+        "unfinished",
     )
 
-    def __init__(self, ledger: Ledger, files: StoredFiles | None, leased: LeasedTask, holder: AgentId) -> None:
-        self._ledger = ledger
-        self.files = files
-        """None: bytes stay in the ledger."""
+    # Implemented by the job.
+    fail: Callable[[str], None]
+    fail_now: Callable[[str], None]
+    _refused: Callable[[Refusal], None]
+
+    def __init__(self, services: JobServices, leased: LeasedTask, holder: AgentId) -> None:
+        self._services = services
+        self._ledger = services.ledger
+        self._loop = services.loop
+        self.files = services.files
         self.leased = leased
         self.task: Task = leased.task
         self.holder = holder
@@ -99,8 +119,24 @@ class RecordWriter:
         """The metadata of the result."""
         self.over = False
         """Nothing more is written."""
+        self._mute = False
+        """Further output is dropped: the job has ended, or is over."""
+        self.finishing = False
+        """The last record is being written."""
+        self.full = False
+        """The buffer is full: the agent should wait for `room`."""
+        self.unfinished: Callable[[], object] | None = None
+        """Closes the open text artifact."""
         self._large = False
         """The output may have bytes for the blob store."""
+        self._pending: list[TurnUpdate] = []
+        self._pending_bytes = 0
+        self._updates = 0
+        self._bytes = 0
+        self._timer: asyncio.Handle | None = None
+        self._flusher: asyncio.Task[None] | None = None
+        self._next_flush = 0.0
+        self._room: asyncio.Future[None] | None = None
         self._generation = leased.generation
         """The generation of the last record that was acknowledged, or found written."""
         self._again: asyncio.Lock | None = None
@@ -204,44 +240,6 @@ class RecordWriter:
         except Refusal as refusal:
             raise Invalid(refusal.code, refusal.message) from refusal
         return msgspec.structs.replace(advance, updates=tuple(kept), result=result)
-
-
-class JobBuffer(RecordWriter):
-    __slots__ = (
-        "_bytes",
-        "_flusher",
-        "_loop",
-        "_mute",
-        "_next_flush",
-        "_pending",
-        "_pending_bytes",
-        "_room",
-        "_services",
-        "_timer",
-        "_updates",
-        "finishing",
-        "full",
-        "unfinished",
-    )
-
-    full: bool
-    finishing: bool
-    unfinished: Callable[[], object] | None
-    _bytes: int
-    _updates: int
-    _pending: list[TurnUpdate]
-    _pending_bytes: int
-    _mute: bool
-    _next_flush: float
-    _loop: asyncio.AbstractEventLoop
-    _services: JobServices
-    _timer: asyncio.Handle | None
-    _flusher: asyncio.Task[None] | None
-    _room: asyncio.Future[None] | None
-    # Implemented by the job.
-    fail: Callable[[str], None]
-    fail_now: Callable[[str], None]
-    _refused: Callable[[Refusal], None]
 
     def exempt(self, size: int) -> None:
         """Exempts this many bytes from the limit of a turn: the daemon writes them, not the agent."""

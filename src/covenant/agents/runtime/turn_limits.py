@@ -335,10 +335,12 @@ class Spending:
 
 
 async def recall_usage(job: Job) -> None:
-    """Counts the usage of earlier turns: usage and limits belong to the task, not to a turn."""
+    """Counts the usage of earlier turns: usage, budget and limits belong to the task, not to a turn."""
     used = read_usage(await job.stored_note(USAGE))
     if used:
         delegated = read_usage(await job.stored_note(DELEGATED))
         job.notes[USAGE] = used
         if delegated:
             job.notes[DELEGATED] = delegated
+        if (budget := job.spending.budget) is not None:
+            budget.spent = tokens_of(used)

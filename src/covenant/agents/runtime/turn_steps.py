@@ -72,9 +72,7 @@ class TurnSteps:
         return self._job.leased.cut and not self._written
 
     async def begin(self, name: str) -> AskedStep:
-        checked("name", name, str)
-        if not 0 < len(name) <= SIGNAL_CHARS_MAX or not name.isprintable():
-            raise Invalid("invalid_step", f"a step needs a name of at most {SIGNAL_CHARS_MAX} printable characters")
+        _check_name(name, "step")
         if name in self._names:
             raise StepError(
                 "step_repeated", f"step {name!r} was asked for twice in one turn; give each step its own name"
@@ -126,21 +124,15 @@ class TurnSteps:
         if not 0 <= seconds <= SECONDS_MAX:
             raise Invalid("invalid_sleep", "a sleep must be from 0 seconds to ten years")
         step = await self._ask(SLEEP, "sleep")
-        if not step.done:
-            wait = Wait(since_ms=self._job.now_ms, for_ms=round(seconds * 1000), step=step.no, name=SLEEP)
-            await self._wait(step, wait)
+        await self._wait(step, Wait(since_ms=self._job.now_ms, for_ms=round(seconds * 1000), step=step.no, name=SLEEP))
 
     async def wait_for(self, name: str, timeout_s: float | None) -> Any:
-        checked("name", name, str)
-        if not 0 < len(name) <= SIGNAL_CHARS_MAX or not name.isprintable():
-            raise Invalid("invalid_step", f"a signal needs a name of at most {SIGNAL_CHARS_MAX} printable characters")
+        _check_name(name, "signal")
         for_ms = _timeout_ms(timeout_s)
         step = await self._ask(name, "wait")
-        found = step.found
-        if found is None or found.waits:
-            found = await self._wait(
-                step, Wait(since_ms=self._job.now_ms, for_ms=for_ms, signal=name, step=step.no, name=name)
-            )
+        found = await self._wait(
+            step, Wait(since_ms=self._job.now_ms, for_ms=for_ms, signal=name, step=step.no, name=name)
+        )
         if found.timed_out:
             raise TimeoutError(f"no signal {name!r} came within {timeout_s} seconds")
         return found.result
@@ -242,6 +234,8 @@ class TurnSteps:
 
         A canceled caller does not wait any more, and the task is not parked for it.
         """
+        if step.found is not None and not step.found.waits:
+            return step.found
         if step.found is not None and step.found.wait is not None:
             wait = step.found.wait  # begun in an earlier lease
         self._waits[wait.step] = wait
@@ -318,6 +312,12 @@ def _question_digest(step: StepUpdate) -> str | None:
     if step.wait is not None:
         return step.wait.question
     return step.result["question"] if step.result is not None else None
+
+
+def _check_name(name: str, what: str) -> None:
+    checked("name", name, str)
+    if not 0 < len(name) <= SIGNAL_CHARS_MAX or not name.isprintable():
+        raise Invalid("invalid_step", f"a {what} needs a name of at most {SIGNAL_CHARS_MAX} printable characters")
 
 
 def _timeout_ms(timeout_s: float | None) -> int | None:
