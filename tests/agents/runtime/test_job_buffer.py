@@ -5,12 +5,14 @@ from typing import Any
 
 import pytest
 
-from covenant.agents.runtime.job_buffer import RecordWriter
+from covenant.agents.runtime.job_buffer import JobBuffer, JobServices
 from covenant.ledger.machine.commands import Accept, Advance, Starter
 from covenant.model.content import Text
 from covenant.model.errors import OUTCOME_UNKNOWN, Unavailable
+from covenant.model.settings import A2aSettings
 from covenant.model.task import fingerprint
 from covenant.model.task_event import ArtifactUpdate, StepUpdate
+from covenant.model.tracing import OFF
 from tests.agents.pool_under_test import a_ledger
 from tests.ledger_contract.samples import make_task, task_id
 from tests.waits import BOUND_S
@@ -28,7 +30,8 @@ async def test_output_in_doubt_is_not_taken_for_the_same_output_of_the_record_be
         starter = Starter(task.recipient, ledger.node, ledger.boot)
         leased = (await ledger.commit(Accept(task=task, digest=fingerprint(task)[0], starter=starter))).leased
         assert leased is not None
-        writer = RecordWriter(ledger, None, leased, task.recipient)
+        services = JobServices(ledger, asyncio.get_running_loop(), A2aSettings(), lambda _: None, None, OFF)
+        writer = JobBuffer(services, leased, task.recipient)
         commit, sent, calls = ledger.commit, asyncio.Event(), list[Advance]()
 
         async def commit_in_doubt(command: Any) -> Any:

@@ -126,7 +126,7 @@ class TaskReader:
                 left_s = until_s - loop_s()
         return builder.existing_view()
 
-    async def accepted(self, task_id: TaskId, watch: Watch) -> TaskViewBuilder:
+    async def accepted(self, task_id: TaskId, watch: TaskWatch) -> TaskViewBuilder:
         """A new task right after it was accepted, from its watch; if that was cut, the first step alone."""
         builder = TaskViewBuilder()
         builder.catch_up(await watch.next(WATCH_S))
