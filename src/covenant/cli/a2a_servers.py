@@ -67,6 +67,7 @@ def remote_command(function: Function) -> Function:
         **own: Any,
     ) -> None:
         from covenant.daemon.connect import Options
+        from covenant.daemon.home import url_in
 
         folder = given_home(home)
         token = read_token_file(Path(token_file).expanduser()) if token_file is not None else None
@@ -88,7 +89,8 @@ def remote_command(function: Function) -> Function:
         try:
             function(output, options, target=target, **own)
         except Failure as failure:
-            if failure.code == ("unknown_remote" if own_url is None else "connect_failed"):
+            is_own_down = own_url is not None and failure.code == "connect_failed"
+            if is_own_down or (failure.code == "unknown_remote" and url_in(folder) is None):
                 text = f"{failure.message}; for an agent of {folder}, start its daemon: covenant serve --home {folder}"
                 raise type(failure)(failure.code, text) from failure
             if own_url is None or failure.code != NO_AGENT or own.get("task_id"):
@@ -333,7 +335,8 @@ def _run(
     except CallFailed as error:
         kind = Failure if error.sent else Unreachable
         detail = f" ({error.detail})" if error.detail != error.message else ""
-        raise kind(error.code, f"{error.message}{detail}") from error
+        about = "" if error.sent else f"{target}: "
+        raise kind(error.code, f"{about}{error.message}{detail}") from error
     except (Refusal, RemoteError) as error:
         detail = getattr(error, "detail", error.message)
         raise Failure(error.code, f"{detail}{_advice(error.code, target, options)}") from error
@@ -346,8 +349,10 @@ def _advice(code: str, target: str, options: Options) -> str:
     from covenant.daemon.connect import find_entry
 
     folder = Path(options.home or "")
-    if code != "unauthenticated" or options.token is not None or options.token_env is not None:
+    if code != "unauthenticated":
         return ""
+    if options.token is not None or options.token_env is not None:
+        return "; it does not accept the token that it was given"
     if "://" in target:
         return "; name its token with --token-file FILE or --token-env NAME"
     missing = find_entry(target, folder).missing_variable(environment())

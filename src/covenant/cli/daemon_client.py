@@ -104,7 +104,7 @@ def read_token(home: Path, token_file: str | None, variables: Mapping[str, str])
     if token_file is not None:
         path = Path(token_file).expanduser()
     elif variables.get(TOKEN_VARIABLE):
-        return variables[TOKEN_VARIABLE].strip()
+        return _checked_token(variables[TOKEN_VARIABLE], TOKEN_VARIABLE)
     else:
         path = home / "operator.token"
     if token_file is None and not path.exists() and not (home / "sock").exists():
@@ -116,11 +116,18 @@ def read_token(home: Path, token_file: str | None, variables: Mapping[str, str])
 
 def read_token_file(path: Path) -> str:
     try:
-        return path.read_text(encoding="ascii").strip()
+        return _checked_token(path.read_text(encoding="utf-8", errors="replace"), str(path))
     except FileNotFoundError as error:
         raise Failure("no_token", f"there is no token in {path}; name another with --token-file") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise Failure("no_token", f"the token in {path} cannot be read: {error}") from error
+    except OSError as error:
+        raise Failure("no_token", f"the token in {path} cannot be read: {error.strerror or error}") from error
+
+
+def _checked_token(text: str, named: str) -> str:
+    token = text.strip()
+    if not token or not token.isascii():
+        raise Failure("no_token", f"{named} holds no token; name a file with one with --token-file")
+    return token
 
 
 def _exchange(opened: socket.socket, request: Mapping[str, Any], within_s: float) -> Answer:
@@ -270,9 +277,10 @@ def write_lines(
     lines = (json.dumps(item, ensure_ascii=False, separators=(",", ":")) + "\n" for item in items)
     if file is None:
         sys.stdout.writelines(lines)
+        sys.stdout.flush()
         return
     count = 0
-    with complete_file(Path(file)) as target:
+    with complete_file(Path(file), replace=replace) as target:
         for line in lines:
             target.write(line.encode())
             count += 1

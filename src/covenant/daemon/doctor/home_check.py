@@ -92,7 +92,7 @@ def check(home: Path, variables: Mapping[str, str]) -> Checkup:
         lock = lock_home(home)
     except HomeLocked as locked:
         way_out = "nothing is wrong with that; stop it to have the files checked too"
-        return Checkup((*findings, CheckFinding(str(locked), way_out=way_out)))
+        return Checkup((*findings, CheckFinding(str(locked).partition("; ")[0], way_out=way_out)))
     except OSError as error:
         findings.append(_unusable(home, error))
         lock = None
