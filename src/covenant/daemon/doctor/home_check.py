@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from covenant.daemon.agent_files import list_agent_files, read_agent
+from covenant.daemon.connect import open_outbound
 from covenant.daemon.doctor.ledger_check import check_ledger
 from covenant.daemon.doctor.ledger_repair import BACKUP, CheckFinding, Checkup, bad_finding
 from covenant.daemon.environment import PASSPHRASE_VARIABLE, now_ms, program_environment
@@ -39,7 +40,6 @@ from covenant.daemon.tls_files import key_is_exposed, open_tls
 from covenant.daemon.watched_file import read_home_file
 from covenant.daemon.wiring.core import PRICES_NAME, SERVERS_NAME
 from covenant.daemon.wiring.postgres_storage import import_postgres
-from covenant.daemon.wiring.remote_agents import open_outbound
 from covenant.ledger.embedded.disk import MIB, free_bytes
 from covenant.ledger.embedded.journal.recovery import lock_home
 from covenant.ledger.embedded.journal.segments import list_segments
