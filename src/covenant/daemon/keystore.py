@@ -141,6 +141,8 @@ def find_passphrase(variables: Mapping[str, str]) -> str | None:
 
 def read_passphrase(path: Path, named_by: str) -> str:
     """From a file for its owner alone. Raises SettingsError and UnsafeHome."""
+    if not is_there(path):
+        raise SettingsError(f"{named_by}: there is no file {path}; name the file that has the passphrase")
     try:
         passphrase = read_secret_bytes(path, PASSPHRASE_BYTES_MAX).decode().rstrip("\r\n")
     except UnicodeDecodeError:

@@ -229,10 +229,13 @@ def _finding_of(error: CovenantError) -> CheckFinding:
 def _locked(home: Path, variables: Mapping[str, str]) -> CheckFinding:
     try:
         passphrase = find_passphrase(variables)
-        if passphrase is None:
-            return CheckFinding(f"{KEY_NAME} is there, locked", way_out=f"a start needs its {PASSPHRASE_VARIABLE}")
+    except (UnsafeHome, SettingsError):
+        passphrase = None  # the check of other files reports it
+    if passphrase is None:
+        return CheckFinding(f"{KEY_NAME} is there, locked", way_out=f"a start needs its {PASSPHRASE_VARIABLE}")
+    try:
         Keystore(home, passphrase).read_key()
-    except (UnsafeHome, SettingsError) as error:
+    except UnsafeHome as error:
         return _finding_of(error)
     return CheckFinding(f"{KEY_NAME} is there, locked, and opens with the passphrase")
 
