@@ -189,7 +189,7 @@ class Invocation(Output):
     ) -> None:
         super().__init__(kind, as_json=as_json)
         self._caller = (("--home", home), ("--token-file", token_file))
-        self._client = client
+        self.client = client
         self._answered = False
 
     @property
@@ -198,18 +198,10 @@ class Invocation(Output):
         given = (f"{name} {shlex.quote(value)}" for name, value in self._caller if value is not None)
         return " ".join([program(), *given])
 
-    @property
-    def token(self) -> str:
-        """The caller's, for requests to the daemon's HTTP server."""
-        return self._client.token
-
     def ask(self, kind: str, *, within_s: float = ANSWER_S, **fields: Any) -> Answer:
-        answer = self._client.ask(kind, within_s=within_s, **fields)
+        answer = self.client.ask(kind, within_s=within_s, **fields)
         self._answered = True
         return answer
-
-    def wait_closed(self, within_s: float) -> None:
-        self._client.wait_closed(within_s)
 
     def ask_waiting(self, kind: str, wait_ms: int | None, **fields: Any) -> Answer:
         """Sends a request that the daemon may take `wait_ms` to answer."""
@@ -231,7 +223,7 @@ class Invocation(Output):
                 failures += 1
                 if failures == 1:
                     say("covenant: the daemon is away; waiting for it")
-                self._client.close()
+                self.client.close()
                 from covenant.model.rate_limits import Backoff
 
                 time.sleep(Backoff(*RECONNECT_PAUSES_S).pause(failures))
