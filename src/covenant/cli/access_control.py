@@ -13,8 +13,8 @@ import click
 from covenant.cli.daemon_client import Invocation, complete_identities, daemon_command, purge_command, write_lines
 from covenant.cli.options import (
     CommandGroup,
-    Function,
     certificate_option,
+    combined,
     file_argument,
     follow_option,
     limit_option,
@@ -245,15 +245,12 @@ def _named(rows: Iterable[dict[str, Any]]) -> str:
     return "".join(f"\n  {agent['pubkey']} {agent['display']}" for agent in islice(agents, MATCHES_MAX))
 
 
-def audit_filters(function: Function) -> Function:
-    for option in (
-        click.option("--type", "kind", help="Only rows of this kind: for example authentication_failed."),
-        click.option("--issuer", help="Only rows whose issuer's name begins with this."),
-        click.option("--since-ms", type=click.IntRange(min=0), help="Only rows from this epoch millisecond on."),
-        click.option("--before-ms", type=click.IntRange(min=0), help="Only rows before this epoch millisecond."),
-    ):
-        function = option(function)
-    return function
+audit_filters: Final = combined(
+    click.option("--before-ms", type=click.IntRange(min=0), help="Only rows before this epoch millisecond."),
+    click.option("--since-ms", type=click.IntRange(min=0), help="Only rows from this epoch millisecond on."),
+    click.option("--issuer", help="Only rows whose issuer's name begins with this."),
+    click.option("--type", "kind", help="Only rows of this kind: for example authentication_failed."),
+)
 
 
 @daemon_command(audit, "recent", "audit_recent", "limit", "since_ms", "events")

@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 
 from covenant.cli.daemon_client import Invocation, complete_agents, daemon_command
-from covenant.cli.options import CommandGroup, Duration, Function
+from covenant.cli.options import CommandGroup, Duration, combined
 from covenant.cli.terminal import Failure, ago, brief, put
 from covenant.model.kinds import ENROLLED_KINDS, STORED_KINDS
 
@@ -132,11 +132,11 @@ def _read(file: str) -> dict[str, Any]:
         raise Failure(invalid.code, f"{file}: {invalid.message}") from invalid
 
 
-def schedule_arguments(function: Function) -> Function:
-    """Which schedule."""
-    function = tenant_option(function)
-    function = click.argument("schedule_id", metavar="SCHEDULE")(function)
-    return click.argument("agent_id", metavar="AGENT", shell_complete=complete_agents)(function)
+schedule_arguments: Final = combined(
+    click.argument("agent_id", metavar="AGENT", shell_complete=complete_agents),
+    click.argument("schedule_id", metavar="SCHEDULE"),
+    tenant_option,
+)
 
 
 @daemon_command(schedules, "list", "schedule_list", "tenant", "count", "schedules")
