@@ -9,6 +9,7 @@ from uuid import uuid4
 
 import pytest
 
+from covenant.cli.daemon_client import LISTED_BY
 from tests.cli.daemons import COVENANT, Daemon, covenant, environment
 from tests.waits import BOUND_S
 
@@ -17,7 +18,7 @@ from tests.waits import BOUND_S
     ("words", "code", "said"),
     [
         (["a2a", "show", str(uuid4())], "unknown_task", "was not found"),
-        (["a2a", "show", "zz"], "unknown_task", "no task begins with 'zz'"),
+        (["a2a", "show", "zz"], "unknown_task", "no task begins with 'zz'; `covenant a2a list` lists"),
         (["a2a", "show", "z" * 40], "invalid_id", "must be a UUID"),
         (["a2a", "send", "--to", "nobody@host", "x"], "unknown_recipient", "enroll"),
         (["a2a", "send", "--to", "bob@host", " "], "invalid_task", "must not be empty"),
@@ -30,11 +31,11 @@ from tests.waits import BOUND_S
         (["a2a", "results", "--limit", "100000"], "invalid_limit", "between 1 and"),
         (["identities", "enroll", "no name"], "invalid_agent_id", "name@host"),
         (["identities", "enroll", "bob@host"], "display_taken", "enrolled already"),
-        (["identities", "revoke", "nobody@host"], "unknown_identity", "no identity begins with"),
+        (["identities", "revoke", "nobody@host"], "unknown_identity", "`covenant identities list` lists"),
         (["identities", "revoke", "operator@local"], "self_revoke_forbidden", "--force"),
         (["tenants", "add", "default"], "tenant_exists", "already"),
         (["tenants", "add", "no@name"], "invalid_tenant", "letters"),
-        (["tenants", "disable", "nobody"], "unknown_tenant", "no tenant"),
+        (["tenants", "disable", "nobody"], "unknown_tenant", "`covenant tenants list` lists"),
         (["tenants", "rotate", "nobody"], "unknown_tenant", "no tenant"),
         (["agents", "list", "--tenant", "nobody"], "unknown_tenant", "no tenant"),
         (["agents", "show", "nobody"], "unknown_agent", "no agent"),
@@ -45,6 +46,7 @@ from tests.waits import BOUND_S
         (["agents", "add", "x", "--file", "/nowhere/x.json"], "invalid_agent", "cannot be read"),
         (["identities", "enroll", "client@default"], "display_reserved", "is an agent of this daemon"),
         (["identities", "enroll", "index@default"], "display_reserved", "is an agent of this daemon"),
+        (["capabilities", "revoke", "nothing"], "unknown_grant", "`covenant capabilities recent` lists"),
         (["capabilities", "grant", "nonsense"], "invalid_action", "is not an action"),
         (["capabilities", "grant", "a2a.send.zzzz"], "unknown_prefix", "bob@host"),
         (["capabilities", "grant", "a2a.send.x@y", "--expires-at", "1"], "invalid_expiry", "past"),
@@ -298,3 +300,13 @@ def test_a_restore_beyond_an_empty_folder_of_segments_says_where_they_end(daemon
 def test_a_name_that_no_running_daemon_has_is_not_said_to_need_a_daemon(daemon: Daemon) -> None:
     ran = daemon.run("call", "bad name", "hi")
     assert (ran.code, "start its daemon" in ran.err) == (1, False)
+
+
+def test_the_card_of_an_agent_that_the_daemon_does_not_have_is_not_looked_for_elsewhere(daemon: Daemon) -> None:
+    ran = daemon.run("card", "get", "nobody")
+    assert (ran.code, "has no agent 'nobody'; `covenant agents list`" in ran.err) == (1, True)
+
+
+def test_every_command_that_a_refusal_names_exists() -> None:
+    for words in LISTED_BY.values():
+        assert covenant(*words.split(), "--help").code == 0

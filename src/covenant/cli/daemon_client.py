@@ -33,6 +33,15 @@ CONNECT_S: Final = 5.0
 RECONNECT_PAUSES_S: Final = (0.1, 2.0)
 """The shortest and the longest pause of a following command while its daemon is down."""
 COMPLETION_S: Final = 2.0
+LISTED_BY: Final = {
+    "unknown_task": "a2a list",
+    "unknown_identity": "identities list",
+    "unknown_grant": "capabilities recent",
+    "unknown_tenant": "tenants list",
+    "unknown_peer": "peers list",
+    "unknown_delegation": "peers delegations",
+}
+"""The command that lists what a wrong name or id may have meant."""
 PROPOSED_MAX: Final = 50
 
 Answer = dict[str, Any]
@@ -64,7 +73,9 @@ class DaemonClient:
         request = {"kind": kind, **{name: value for name, value in fields.items() if value is not None}}
         answer = _exchange(self._socket, request, within_s)
         if answer.get("kind") == "error":
-            raise Failure(str(answer.get("code", "error")), str(answer.get("message", "refused")))
+            code, message = str(answer.get("code", "error")), str(answer.get("message", "refused"))
+            advice = f"; `covenant {LISTED_BY[code]}` lists what there is" if code in LISTED_BY else ""
+            raise Failure(code, f"{message}{advice}")
         return answer
 
     def wait_closed(self, within_s: float) -> None:
