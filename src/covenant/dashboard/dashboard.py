@@ -73,7 +73,6 @@ class Dashboard:
         node: str,
         operator: Principal,
         body_bytes_max: int,
-        feeds_max: int,
     ) -> None:
         self._base_url = base_url
         self.sessions: Final = sessions
@@ -88,7 +87,7 @@ class Dashboard:
             "/curl": CurlEndpoint(api, base_url),
         }
         self._operations = operation_router(api, body_bytes_max=body_bytes_max, gets=gets)
-        self.feed: Final = FeedEndpoint(api, sessions, base_url, node=node, followers_max=feeds_max)
+        self.feed: Final = FeedEndpoint(api, sessions, base_url, node=node, followers_max=sessions.settings.feeds_max)
         self._pages: dict[str, ASGIApp] = {
             "login": LoginPage("ui_login", api, sessions, base_url),
             "code": CodePage("ui_code", api, sessions, base_url),

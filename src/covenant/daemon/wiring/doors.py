@@ -22,7 +22,7 @@ from covenant.daemon.wiring.agents import Agents, check_push
 from covenant.daemon.wiring.core import Base
 from covenant.dashboard.dashboard import Dashboard
 from covenant.dashboard.page_endpoint import HOME
-from covenant.dashboard.sessions import SessionLimits, Sessions
+from covenant.dashboard.sessions import Sessions
 from covenant.doors import native, simple
 from covenant.doors.a2a import cards as a2a_cards
 from covenant.doors.a2a.admission import Admission
@@ -375,10 +375,9 @@ def _listener_url(base: Base) -> str:
 
 
 def _make_dashboard(base: Base, api: ApiContext, codes: LoginCodes, base_url: BaseUrl) -> Dashboard:
-    ui, access, tenancy = base.settings.ui, base.access, base.access.tenant_auth.tenancy
-    limits = SessionLimits(sessions_max=ui.sessions_max, idle_ms=ui.idle_ms, session_ms=ui.session_ms)
+    access, tenancy = base.access, base.access.tenant_auth.tenancy
     sessions = Sessions(
-        base.storage.ledger, access.identity_auth, tenancy, access.catalogue, codes=codes, limits=limits
+        base.storage.ledger, access.identity_auth, tenancy, access.catalogue, codes=codes, settings=base.settings.ui
     )
     return Dashboard(
         api,
@@ -387,7 +386,6 @@ def _make_dashboard(base: Base, api: ApiContext, codes: LoginCodes, base_url: Ba
         node=base.storage.ledger.node,
         operator=base.storage.operator,
         body_bytes_max=base.settings.http.body_bytes_max,
-        feeds_max=ui.feeds_max,
     )
 
 
