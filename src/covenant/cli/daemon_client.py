@@ -283,7 +283,7 @@ def write_lines(
         sys.stdout.flush()
         return
     count = 0
-    with complete_file(Path(file), replace=replace) as target:
+    with complete_file(Path(file)) as target:
         for line in lines:
             target.write(line.encode())
             count += 1

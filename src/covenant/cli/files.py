@@ -79,7 +79,7 @@ def get_file(call: Invocation, *, sha256: str, file: str | None, replace: bool, 
     if file is None:
         _receive(stored, sys.stdout.buffer, progress)
     else:
-        with complete_file(Path(file), replace=replace) as target:
+        with complete_file(Path(file)) as target:
             _receive(stored, target, progress)
     progress.end()
     if file is not None and not call.answer({"sha256": stored["sha256"], "size": stored["size"], "file": file}):

@@ -211,7 +211,7 @@ def print_table(columns: Iterable[str], rows: Iterable[tuple[str, ...]], title: 
 
 
 @contextmanager
-def complete_file(path: Path, *, replace: bool) -> Iterator[IO[bytes]]:
+def complete_file(path: Path, *, replace: bool = True) -> Iterator[IO[bytes]]:
     """Writes a file that only its owner can read, and that gets its name once it is complete and on disk.
 
     A device or a pipe is written to directly. Without `replace`, a file of this name stays as it is.
@@ -237,7 +237,8 @@ def complete_file(path: Path, *, replace: bool) -> Iterator[IO[bytes]]:
         finally:
             with suppress(OSError):
                 Path(name).unlink()
-        sync_dir(path.absolute().parent)
+        with suppress(PermissionError):  # a folder that may be written to and not be read
+            sync_dir(path.absolute().parent)
     except FileExistsError as error:
         raise Failure("file_exists", f"{path} is there already; name another file") from error
     except OSError as error:
