@@ -31,6 +31,7 @@ import msgspec
 from covenant.agents.agent_loader import CannotLoad, LoadedAgent, ServedFile, load_agents
 from covenant.daemon.home import OTHERS
 from covenant.daemon.telemetry import Log
+from covenant.daemon.watched_file import FileStamp, file_stamp
 from covenant.exchange.catalogue import Catalogue
 from covenant.model.agent_definition import DEFINITION_BYTES_MAX, AgentDefinition, read_agent_definition
 from covenant.model.errors import Conflict, Invalid, NotFound, Refusal
@@ -43,14 +44,13 @@ RELOAD_INTERVAL_S: Final = 0.3
 PYTHON_FILES_MAX: Final = 2_000
 _INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
 
-Stamp = tuple[int, int, int]
-PythonStamps = dict[Path, tuple[int, int]]
+PythonStamps = dict[Path, FileStamp]
 
 
 class AgentFile(NamedTuple):
     tenant: str
     path: Path
-    stamp: Stamp
+    stamp: FileStamp
     changed_at_ms: int
     problem: str = ""
 
@@ -62,7 +62,7 @@ class AgentFiles:
         self._home = home
         self._catalogue = catalogue
         self._log = log
-        self._seen: dict[Path, Stamp] = {}
+        self._seen: dict[Path, FileStamp] = {}
         self._declared: dict[Path, tuple[str, str]] = {}
         """The tenant and id of the agent that each good file declares."""
         self._unusable: set[Path] = set()
@@ -271,9 +271,6 @@ def stamps(files: Sequence[ServedFile]) -> PythonStamps:
         for path in folder.rglob("*.py"):
             if len(found) >= PYTHON_FILES_MAX:
                 break
-            try:
-                status = path.stat()
-            except OSError:
-                continue
-            found[path] = (status.st_mtime_ns, status.st_size)
+            if (stamp := file_stamp(path)) is not None:
+                found[path] = stamp
     return found
