@@ -19,8 +19,9 @@ CLI_INTRO: Final = """# The command line
 
 Every command except `serve`, `init`, `settings`, `doctor`, `passphrase`, `restore` and `prove` talks to a running
 daemon over the socket in its home; `backup` does if one runs. Data goes to stdout, messages to stderr. `--json` gives
-exactly one JSON object on stdout, also for a refusal (`{"kind": "error", "code": …, "message": …}`). In the shapes
-below, a field that ends in `?` is left out when it is empty; all others are always there, `null` included.
+exactly one JSON object on stdout, also for a refusal and for wrong usage: `{"kind": "error", "code": …,
+"message": …}`. In the shapes below, a field that ends in `?` is left out when it is empty; all others are always there,
+`null` included.
 
 | exit code | meaning |
 |---|---|

@@ -156,3 +156,12 @@ def read_until(terminal: int, end: str) -> str:
         assert select.select([terminal], [], [], BOUND_S)[0], shown
         shown += os.read(terminal, 4_096)
     return shown.decode()
+
+
+def test_doctor_names_the_variable_whose_file_is_missing_once(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home", OLD)
+    env = {"COVENANT_PASSPHRASE_FILE": str(tmp_path / "nowhere")}
+    found = covenant("--home", str(home.folder), "doctor", env=env).out
+    assert found.count("WRONG") == 1
+    assert "WRONG  COVENANT_PASSPHRASE_FILE: there is no file" in found
+    assert "→ name the file that has the passphrase" in found

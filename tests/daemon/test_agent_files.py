@@ -13,6 +13,7 @@ from covenant.daemon.telemetry import Log
 from covenant.exchange.catalogue import Catalogue
 from covenant.ledger.embedded.open import memory_ledger
 from covenant.ledger.machine.identity_commands import AddTenant
+from covenant.model.agent_definition import AgentDefinition
 from covenant.model.errors import Invalid
 from covenant.model.tenants import DEFAULT, Tenant
 from covenant.seal.keys import new_private_key
@@ -164,3 +165,27 @@ def test_a_definition_is_bounded(tmp_path: Path) -> None:
     path.write_bytes(b"[" * 100_000)
     with pytest.raises(Invalid, match="not JSON"):
         read_definition(path)
+
+
+async def test_a_file_takes_no_agent_away_from_a_python_file_and_is_used_once_that_agent_is_gone(place: Place) -> None:
+    place.catalogue.add_resident(DEFAULT, AgentDefinition(id="greeter", goal="from code"), "code")
+    path = place.write("greeter.json", {"goal": "from a file"})
+    assert "served from a Python file" in place.problem(path)
+    assert place.goal("greeter") == "from code"
+    path.unlink()
+    assert place.ids() == ["index", "greeter"]
+    path = place.write("greeter.json", {"goal": "from a file"})
+    assert place.ids() == ["index", "greeter"]
+    place.catalogue.remove_resident(DEFAULT, "greeter")
+    place.files.refresh()
+    assert place.goal("greeter") == "from a file"
+
+
+async def test_a_python_file_takes_the_agent_of_a_file_and_the_file_goes_without_it(place: Place) -> None:
+    path = place.write("greeter.json", {"goal": "from a file"})
+    place.files.refresh()
+    place.catalogue.add_resident(DEFAULT, AgentDefinition(id="greeter", goal="from code"), "code")
+    assert "served from a Python file" in place.problem(path)
+    path.unlink()
+    place.files.refresh()
+    assert place.goal("greeter") == "from code"

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from covenant.daemon.connect import open_outbound
 from covenant.daemon.settings_loader import load
 from covenant.daemon.telemetry import Log
-from covenant.daemon.wiring.remote_agents import RemoteAgents, open_outbound
+from covenant.daemon.wiring.remote_agents import RemoteAgents
 from covenant.ledger.embedded.open import memory_ledger
 from covenant.model.errors import Invalid, NotFound
 from covenant.model.task import Target

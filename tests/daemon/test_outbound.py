@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 import covenant
+from covenant.daemon.connect import open_outbound
 from covenant.daemon.settings_loader import load
-from covenant.daemon.wiring.remote_agents import open_outbound
 from covenant.model.errors import SettingsError
 from covenant.outbound.call_errors import AddressRefused, CallFailed
 from covenant.outbound.outbound_settings import OutboundSettings

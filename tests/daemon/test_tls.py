@@ -21,7 +21,7 @@ from covenant import Agent, Turn
 from covenant.daemon.doctor.home_check import check
 from covenant.daemon.environment import now_ms
 from covenant.daemon.settings import HttpSettings
-from covenant.daemon.tls_files import TlsReloader, open_tls
+from covenant.daemon.tls_files import open_tls
 from covenant.model.errors import SettingsError
 from tests.certificates import Authority, Pair
 from tests.daemon_under_test import DaemonUnderTest, open_daemon_under_test
@@ -234,7 +234,7 @@ async def test_grpc_has_the_same_pair_and_knows_the_same_certificates(short_path
         pair.key.write_bytes(newer.key.read_bytes())
         tls = daemon.daemon.base.listeners.tls
         assert tls is not None
-        tls.reload()
+        await tls.step()
         async with grpc.aio.secure_channel(f"localhost:{daemon.grpc_port}", shown) as channel:
             assert await A2AServiceStub(channel).SendMessage(asked, timeout=BOUND_S)  # type: ignore[no-untyped-call]
 
@@ -353,16 +353,14 @@ def test_the_doctor_warns_of_a_key_that_others_can_read(tmp_path: Path, authorit
 async def test_a_pair_that_breaks_while_it_runs_is_logged_and_changes_nothing(
     tmp_path: Path, authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from covenant.daemon.telemetry import Log  # noqa: PLC0415
 
     pair = authority.issue(*HOSTS)
     files = open_tls(HttpSettings(**served(pair)), now_ms)
     assert files is not None
     before = files.context.current
-    reloader = TlsReloader(files, Log())
-    await reloader.step()
+    await files.step()
     assert files.context.current is before
     pair.cert.write_text("half of a cert")
-    await reloader.step()
+    await files.step()
     assert files.context.current is before
     assert "tls.not_reloaded" in caplog.text

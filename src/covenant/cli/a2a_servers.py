@@ -38,6 +38,7 @@ A = TypeVar("A")
 AGENTS_PATH: Final = "/v1/a2a/agents/"
 NO_AGENT: Final = "unknown_task"
 """A2A uses the same code for an unknown agent."""
+NO_CARD: Final = "no_card"
 TIMED_OUT: Final = "timed_out"
 ID_LENGTH: Final = 36
 """The length of a UUID. A shorter text is the beginning of one."""
@@ -68,7 +69,7 @@ def remote_command(function: Function) -> Function:
     ) -> None:
         from covenant.daemon.connect import Options
 
-        folder = given_home(home)
+        folder, name = given_home(home), target
         token = read_token_file(Path(token_file).expanduser()) if token_file is not None else None
         own_url = _own_agent(target, folder)
         if own_url is not None:
@@ -88,18 +89,29 @@ def remote_command(function: Function) -> Function:
         try:
             function(output, options, target=target, **own)
         except Failure as failure:
-            if failure.code == ("unknown_remote" if own_url is None else "connect_failed"):
-                text = f"{failure.message}; for an agent of {folder}, start its daemon: covenant serve --home {folder}"
-                raise type(failure)(failure.code, text) from failure
-            if own_url is None or failure.code != NO_AGENT or own.get("task_id"):
-                raise
-            if (display := _mailbox_of(own_url, folder)) is None:
-                raise
-            way_out = f"covenant a2a send --to {display} --wait MESSAGE"
-            text = f"{display} is an identity of the mailbox, and no agent; send it a task: {way_out}"
-            raise Failure(failure.code, text) from failure
+            raise _explained(
+                failure, name if own_url is not None else None, folder, answers=own.get("task_id")
+            ) from failure
 
     return run
+
+
+def _explained(failure: Failure, own_agent: str | None, folder: Path, *, answers: str | None) -> Failure:
+    """The failure, with advice if it is about an agent of the daemon in this home, or may be meant so.
+
+    `answers`: the task that the call answers, if any.
+    """
+    from covenant.daemon.home import url_in
+
+    code, text = failure.code, failure.message
+    if (code == "connect_failed" and own_agent) or (code == "unknown_remote" and url_in(folder) is None):
+        text = f"{text}; for an agent of {folder}, start its daemon: covenant serve --home {folder}"
+    elif code == NO_CARD and own_agent:
+        text = f"the daemon in {folder} has no agent {own_agent!r}; `covenant agents list` lists what there is"
+    elif code == NO_AGENT and own_agent and not answers and (display := _mailbox_of(own_agent, folder)) is not None:
+        way_out = f"covenant a2a send --to {display} --wait MESSAGE"
+        text = f"{display} is an identity of the mailbox, and no agent; send it a task: {way_out}"
+    return type(failure)(code, text)
 
 
 @local_command(None, "call", "remote_reply", "state", "text", "task_id", "context_id", "artifacts", "usage", "way")
@@ -333,7 +345,8 @@ def _run(
     except CallFailed as error:
         kind = Failure if error.sent else Unreachable
         detail = f" ({error.detail})" if error.detail != error.message else ""
-        raise kind(error.code, f"{error.message}{detail}") from error
+        about = "" if error.sent else f"{target}: "
+        raise kind(error.code, f"{about}{error.message}{detail}") from error
     except (Refusal, RemoteError) as error:
         detail = getattr(error, "detail", error.message)
         raise Failure(error.code, f"{detail}{_advice(error.code, target, options)}") from error
@@ -346,8 +359,10 @@ def _advice(code: str, target: str, options: Options) -> str:
     from covenant.daemon.connect import find_entry
 
     folder = Path(options.home or "")
-    if code != "unauthenticated" or options.token is not None or options.token_env is not None:
+    if code != "unauthenticated":
         return ""
+    if options.token is not None or options.token_env is not None:
+        return "; it does not accept the token that it was given"
     if "://" in target:
         return "; name its token with --token-file FILE or --token-env NAME"
     missing = find_entry(target, folder).missing_variable(environment())
@@ -370,9 +385,8 @@ def _own_agent(target: str, home: Path) -> str | None:
     return None if registry.has(target) else f"{base}{AGENTS_PATH}{target}"
 
 
-def _mailbox_of(own_url: str, home: Path) -> str | None:
+def _mailbox_of(name: str, home: Path) -> str | None:
     """The identity of the mailbox with the name of this agent, if the operator of this home sees one."""
-    name = own_url.rpartition("/")[2]
     try:
         with connect(home) as client:
             found = client.ask("list_identities", limit=1, prefix=f"{name}@", status="live")["identities"]

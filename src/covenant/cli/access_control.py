@@ -13,14 +13,14 @@ import click
 from covenant.cli.daemon_client import Invocation, complete_identities, daemon_command, purge_command, write_lines
 from covenant.cli.options import (
     CommandGroup,
-    Function,
     certificate_option,
+    combined,
     file_argument,
     follow_option,
     limit_option,
     replace_option,
 )
-from covenant.cli.terminal import ExitCode, Failure, ago, brief, clock_time, console, distance, put, say, table
+from covenant.cli.terminal import ExitCode, Failure, ago, brief, clock_time, distance, put, say
 
 PREFIXES: Final = ("a2a.send.", "a2a.recv.", "a2a.respond.")
 MATCHES_MAX: Final = 16
@@ -149,27 +149,18 @@ def _identity_row(identity: dict[str, Any], operator: str) -> tuple[str, ...]:
 def recent_capabilities(call: Invocation, *, limit: int) -> None:
     """List the newest grants of the caller. The operator sees all grants."""
     grants = call.ask("recent_capabilities", limit=limit)["capabilities"]
-    if call.answer({"limit": limit, "capabilities": grants}):
-        return
-    if not grants:
-        say("nothing is granted; grant with `covenant capabilities grant ACTION --to NAME@HOST`")
-        return
-    rows = table("", "who", "may", "granted", "state", "scope", "signature")
-    rows.columns[-1].overflow = "fold"
-    for each in grants:
-        state = each["effective"]
-        if state == "live" and each["expires_at"] is not None:
-            state = f"ends {distance(each['expires_at'])}"
-        rows.add_row(
-            each["subject"]["display"],
-            each["action"],
-            ago(each["granted_at"]),
-            state,
-            brief(str(each["scope"])) if each["scope"] else "",
-            each["signature_b58"],
-            style="" if each["effective"] == "live" else "dim",
-        )
-    console().print(rows)
+    columns = ("who", "may", "granted", "state", "scope", "signature")
+    empty = "nothing is granted; grant with `covenant capabilities grant ACTION --to NAME@HOST`"
+    call.show_table({"limit": limit, "capabilities": grants}, columns, map(_grant_row, grants), empty=empty)
+
+
+def _grant_row(grant: dict[str, Any]) -> tuple[str, ...]:
+    style, state = "" if grant["effective"] == "live" else "dim", grant["effective"]
+    if state == "live" and grant["expires_at"] is not None:
+        state = f"ends {distance(grant['expires_at'])}"
+    scope = brief(str(grant["scope"])) if grant["scope"] else ""
+    who, may = grant["subject"]["display"], grant["action"]
+    return style, who, may, ago(grant["granted_at"]), state, scope, grant["signature_b58"]
 
 
 @daemon_command(
@@ -254,15 +245,12 @@ def _named(rows: Iterable[dict[str, Any]]) -> str:
     return "".join(f"\n  {agent['pubkey']} {agent['display']}" for agent in islice(agents, MATCHES_MAX))
 
 
-def audit_filters(function: Function) -> Function:
-    for option in (
-        click.option("--type", "kind", help="Only rows of this kind: for example authentication_failed."),
-        click.option("--issuer", help="Only rows whose issuer's name begins with this."),
-        click.option("--since-ms", type=click.IntRange(min=0), help="Only rows from this epoch millisecond on."),
-        click.option("--before-ms", type=click.IntRange(min=0), help="Only rows before this epoch millisecond."),
-    ):
-        function = option(function)
-    return function
+audit_filters: Final = combined(
+    click.option("--before-ms", type=click.IntRange(min=0), help="Only rows before this epoch millisecond."),
+    click.option("--since-ms", type=click.IntRange(min=0), help="Only rows from this epoch millisecond on."),
+    click.option("--issuer", help="Only rows whose issuer's name begins with this."),
+    click.option("--type", "kind", help="Only rows of this kind: for example authentication_failed."),
+)
 
 
 @daemon_command(audit, "recent", "audit_recent", "limit", "since_ms", "events")

@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 
 from covenant.cli.daemon_client import Invocation, complete_agents, daemon_command
-from covenant.cli.options import CommandGroup, Duration, Function
+from covenant.cli.options import CommandGroup, Duration, combined
 from covenant.cli.terminal import Failure, ago, brief, put
 from covenant.model.kinds import ENROLLED_KINDS, STORED_KINDS
 
@@ -111,7 +111,10 @@ def _definition(agent_id: str | None, file: str | None, given: dict[str, Any]) -
     if given["skills"]:
         definition["skills"] = list(given["skills"])
     if given["program"] is not None:
-        definition["command"] = shlex.split(given["program"])
+        try:
+            definition["command"] = shlex.split(given["program"])
+        except ValueError as error:
+            raise click.UsageError(f"--command cannot be read: {error}; quote it as in a shell") from error
         definition["kind"] = given["kind"] or "process"
     if given["url"] is not None:
         definition["url"] = given["url"]
@@ -129,11 +132,11 @@ def _read(file: str) -> dict[str, Any]:
         raise Failure(invalid.code, f"{file}: {invalid.message}") from invalid
 
 
-def schedule_arguments(function: Function) -> Function:
-    """Which schedule."""
-    function = tenant_option(function)
-    function = click.argument("schedule_id", metavar="SCHEDULE")(function)
-    return click.argument("agent_id", metavar="AGENT", shell_complete=complete_agents)(function)
+schedule_arguments: Final = combined(
+    click.argument("agent_id", metavar="AGENT", shell_complete=complete_agents),
+    click.argument("schedule_id", metavar="SCHEDULE"),
+    tenant_option,
+)
 
 
 @daemon_command(schedules, "list", "schedule_list", "tenant", "count", "schedules")
@@ -143,7 +146,7 @@ def list_schedules(call: Invocation, *, tenant: str, agent_id: str) -> None:
     """List the schedules of a tenant's agents, each with its next run in its own time zone."""
     answer = call.ask("list_schedules", tenant=tenant, agent_id=agent_id)
     columns = ("agent", "schedule", "when", "time zone", "next run", "from")
-    call.show_table(answer, columns, map(_schedule_row, answer["schedules"]))
+    call.show_table(answer, columns, map(_schedule_row, answer["schedules"]), empty="there is no schedule")
 
 
 @daemon_command(schedules, "show", "schedule", "tenant", "schedule")
@@ -155,7 +158,7 @@ def show_schedule(call: Invocation, **which: Any) -> None:
         return
     schedule = answer["schedule"]
     put(f"{schedule['agent_id']}/{schedule['id']}: {_when(schedule)}, time zone {schedule['time_zone']}")
-    put(f"says {schedule['text'] or schedule['id']!r}; its definition is {schedule['source']}")
+    put(f"the text of its tasks is {schedule['text'] or schedule['id']!r}; its definition is {schedule['source']}")
     if schedule["catch_up_s"]:
         put(f"runs moments that were missed, up to {schedule['catch_up_s']} seconds later")
     else:
@@ -224,7 +227,8 @@ def remove_schedule(call: Invocation, **which: Any) -> None:
 
 def _show_change(call: Invocation, answer: dict[str, Any], done: str) -> None:
     schedule = answer["schedule"]
-    call.show(answer, f"{done} {schedule['agent_id']}/{schedule['id']}; next run: {_next(schedule)}")
+    following = "when it is resumed" if schedule["paused_at_ms"] is not None else _next(schedule)
+    call.show(answer, f"{done} {schedule['agent_id']}/{schedule['id']}; next run: {following}")
 
 
 def _when(schedule: dict[str, Any]) -> str:

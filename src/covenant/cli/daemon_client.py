@@ -33,6 +33,15 @@ CONNECT_S: Final = 5.0
 RECONNECT_PAUSES_S: Final = (0.1, 2.0)
 """The shortest and the longest pause of a following command while its daemon is down."""
 COMPLETION_S: Final = 2.0
+LISTED_BY: Final = {
+    "unknown_task": "a2a list",
+    "unknown_identity": "identities list",
+    "unknown_grant": "capabilities recent",
+    "unknown_tenant": "tenants list",
+    "unknown_peer": "peers list",
+    "unknown_delegation": "peers delegations",
+}
+"""The command that lists what a wrong name or id may have meant."""
 PROPOSED_MAX: Final = 50
 
 Answer = dict[str, Any]
@@ -64,7 +73,9 @@ class DaemonClient:
         request = {"kind": kind, **{name: value for name, value in fields.items() if value is not None}}
         answer = _exchange(self._socket, request, within_s)
         if answer.get("kind") == "error":
-            raise Failure(str(answer.get("code", "error")), str(answer.get("message", "refused")))
+            code, message = str(answer.get("code", "error")), str(answer.get("message", "refused"))
+            advice = f"; `covenant {LISTED_BY[code]}` lists what there is" if code in LISTED_BY else ""
+            raise Failure(code, f"{message}{advice}")
         return answer
 
     def wait_closed(self, within_s: float) -> None:
@@ -104,7 +115,7 @@ def read_token(home: Path, token_file: str | None, variables: Mapping[str, str])
     if token_file is not None:
         path = Path(token_file).expanduser()
     elif variables.get(TOKEN_VARIABLE):
-        return variables[TOKEN_VARIABLE].strip()
+        return _checked_token(variables[TOKEN_VARIABLE], TOKEN_VARIABLE)
     else:
         path = home / "operator.token"
     if token_file is None and not path.exists() and not (home / "sock").exists():
@@ -116,11 +127,18 @@ def read_token(home: Path, token_file: str | None, variables: Mapping[str, str])
 
 def read_token_file(path: Path) -> str:
     try:
-        return path.read_text(encoding="ascii").strip()
+        return _checked_token(path.read_text(encoding="utf-8", errors="replace"), str(path))
     except FileNotFoundError as error:
         raise Failure("no_token", f"there is no token in {path}; name another with --token-file") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise Failure("no_token", f"the token in {path} cannot be read: {error}") from error
+    except OSError as error:
+        raise Failure("no_token", f"the token in {path} cannot be read: {error.strerror or error}") from error
+
+
+def _checked_token(text: str, named: str) -> str:
+    token = text.strip()
+    if not token or not token.isascii():
+        raise Failure("no_token", f"{named} holds no token; name a file with one with --token-file")
+    return token
 
 
 def _exchange(opened: socket.socket, request: Mapping[str, Any], within_s: float) -> Answer:
@@ -182,7 +200,7 @@ class Invocation(Output):
     ) -> None:
         super().__init__(kind, as_json=as_json)
         self._caller = (("--home", home), ("--token-file", token_file))
-        self._client = client
+        self.client = client
         self._answered = False
 
     @property
@@ -191,18 +209,10 @@ class Invocation(Output):
         given = (f"{name} {shlex.quote(value)}" for name, value in self._caller if value is not None)
         return " ".join([program(), *given])
 
-    @property
-    def token(self) -> str:
-        """The caller's, for requests to the daemon's HTTP server."""
-        return self._client.token
-
     def ask(self, kind: str, *, within_s: float = ANSWER_S, **fields: Any) -> Answer:
-        answer = self._client.ask(kind, within_s=within_s, **fields)
+        answer = self.client.ask(kind, within_s=within_s, **fields)
         self._answered = True
         return answer
-
-    def wait_closed(self, within_s: float) -> None:
-        self._client.wait_closed(within_s)
 
     def ask_waiting(self, kind: str, wait_ms: int | None, **fields: Any) -> Answer:
         """Sends a request that the daemon may take `wait_ms` to answer."""
@@ -224,7 +234,7 @@ class Invocation(Output):
                 failures += 1
                 if failures == 1:
                     say("covenant: the daemon is away; waiting for it")
-                self._client.close()
+                self.client.close()
                 from covenant.model.rate_limits import Backoff
 
                 time.sleep(Backoff(*RECONNECT_PAUSES_S).pause(failures))
@@ -270,6 +280,7 @@ def write_lines(
     lines = (json.dumps(item, ensure_ascii=False, separators=(",", ":")) + "\n" for item in items)
     if file is None:
         sys.stdout.writelines(lines)
+        sys.stdout.flush()
         return
     count = 0
     with complete_file(Path(file)) as target:

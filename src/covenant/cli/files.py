@@ -50,7 +50,7 @@ def put_file(call: Invocation, *, file: str) -> None:
     answer = call.ask("list_stored_files", limit=1)
     with _opened(file) as (source, size):
         progress, hashed = TransferProgress("stored", size), hashlib.sha256()
-        sent = _send(answer["upload_url"], call.token, _pieces(source, size, hashed, progress), size)
+        sent = _send(answer["upload_url"], call.client.token, _pieces(source, size, hashed, progress), size)
     progress.end()
     if sent["sha256"] != hashed.hexdigest():
         raise Failure("wrong_hash", "the daemon stored other bytes than were sent; put the file once more")

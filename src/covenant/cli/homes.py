@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -42,7 +44,7 @@ settings: Final = CommandGroup("settings", help="Settings: their values and sour
 
 
 @local_command(None, "init", "init", "home", "files")
-@click.argument("file", type=click.Path(path_type=Path), default=AGENTS_FILE, metavar="[FILE]")
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path), default=AGENTS_FILE, metavar="[FILE]")
 @home_option("The home that the settings are for.")
 def init(output: Output, *, file: Path, home: str | None) -> None:
     """Write a commented settings.toml into the home, and a first agent into FILE (default: agents.py).
@@ -237,23 +239,29 @@ def passphrase(output: Output, *, home: str | None, new_file: str | None, remove
     """
     if remove and new_file is not None:
         raise click.UsageError(f"--remove and {NEW_FILE} exclude each other")
+    folder = given_home(home)
+    with _locked_keys(folder):
+        change, kept = _change(folder, new_file, remove=remove)
+    if not output.answer({"home": str(folder), "change": change, "prekeys_kept": kept}):
+        _show_change(folder, change, kept=kept)
+
+
+@contextmanager
+def _locked_keys(folder: Path) -> Iterator[None]:
+    """Holds the lock of a home that has keys, while they are changed."""
     from covenant.ledger.embedded.journal.recovery import lock_home
 
-    folder = given_home(home)
     if not (folder / "identity" / "local.key").exists():
         raise Failure(
             "no_key", f"there is no key in {folder}; the first start makes one, locked if {PASSPHRASE_VARIABLE} is set"
         )
     try:
         with lock_home(folder):
-            change, kept = _change(folder, new_file, remove=remove)
+            yield
     except HomeLocked as running:
-        why = "a daemon saves its keys with the passphrase that it was started with"
-        raise Failure("daemon_runs", f"{running}; {why}") from None
+        raise Failure("daemon_runs", str(running)) from None
     except (CovenantError, OSError) as error:
-        raise Failure("cannot_change", f"{error}") from error
-    if not output.answer({"home": str(folder), "change": change, "prekeys_kept": kept}):
-        _show_change(folder, change, kept=kept)
+        raise Failure("cannot_change", str(error)) from error
 
 
 def _change(folder: Path, new_file: str | None, *, remove: bool) -> tuple[str, bool]:
@@ -315,17 +323,11 @@ def rotate_identity(output: Output, *, home: str | None, compromised: bool) -> N
     once they know the new one: make a backup afterwards.
     """
     from covenant.daemon.keystore import change_identity
-    from covenant.ledger.embedded.journal.recovery import lock_home
 
     folder = given_home(home)
     keystore = _open_keystore(folder)
-    try:
-        with lock_home(folder):
-            before, now = change_identity(keystore, now_ms(), compromised=compromised)
-    except HomeLocked as running:
-        raise Failure("daemon_runs", f"{running}; stop it first: it speaks under the key that it has") from None
-    except (CovenantError, OSError) as error:
-        raise Failure("cannot_change", f"{error}") from error
+    with _locked_keys(folder):
+        before, now = change_identity(keystore, now_ms(), compromised=compromised)
     if output.answer({"home": str(folder), "before": before, "id": now, "compromised": compromised}):
         return
     say(f"this instance was {before}")

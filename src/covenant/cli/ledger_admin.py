@@ -15,7 +15,7 @@ import click
 import covenant
 from covenant.cli.daemon_client import Invocation, connect, daemon_command
 from covenant.cli.options import CommandGroup, Function, given_home, home_option, local_command, token_option
-from covenant.cli.terminal import Failure, Output, ago, print_table, put, say
+from covenant.cli.terminal import Failure, Output, ago, complete_file, print_table, put, say
 from covenant.daemon.environment import PASSPHRASE_VARIABLE, environment, now_ms
 from covenant.model.errors import CovenantError, HomeLocked
 
@@ -34,7 +34,7 @@ ledger: Final = CommandGroup(
     "ledger", help="The ledger: the daemons that share it, and its database.", no_args_is_help=True
 )
 url_option: Final[Callable[[Function], Function]] = click.option(
-    "--ledger", "url", metavar="URL", help="The database. Default: the setting ledger.url."
+    "--ledger", "--ledger-url", "url", metavar="URL", help="The database. Default: the setting ledger.url."
 )
 
 
@@ -247,26 +247,14 @@ def _staged_by_daemon(home: Path, token_file: str | None) -> Iterator[StagedBack
 
 def _write(file: str, home: Path, staged: StagedBackup) -> tuple[Manifest, int]:
     from covenant.ledger.embedded.backup_file import write_backup
-    from covenant.ledger.embedded.disk import open_private, sync_dir
 
     if file == STDIO:
         return write_backup(sys.stdout.buffer, home, staged, covenant.__version__), 0
     path = Path(file).expanduser()
     if path.exists():
         raise Failure("file_exists", f"{file} is there already; name a new file")
-    # The file gets its name once it is whole.
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(unfinished, "xb", opener=open_private) as out:
-            manifest = write_backup(out, home, staged, covenant.__version__)
-            out.flush()
-            os.fsync(out.fileno())
-            size = out.tell()
-        os.link(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    sync_dir(path.absolute().parent)
-    return manifest, size
+    with complete_file(path, replace=False) as out:
+        return write_backup(out, home, staged, covenant.__version__), out.tell()
 
 
 @local_command(None, "restore", "restore", "home", "backup_id", "position", "incarnation", "queued", "in_flight")

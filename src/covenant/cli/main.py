@@ -1,20 +1,24 @@
 """The entry point `covenant`: which commands there are, and where each is defined.
 
 Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 no daemon to talk to, 4 not checked. Data goes to stdout,
-messages for people to stderr. With `--json` stdout holds exactly one JSON object, also when the answer is a refusal.
+messages for people to stderr. With `--json` stdout holds exactly one JSON object, also for a refusal or wrong usage.
 """
 
 from __future__ import annotations
 
+import errno
+import os
+import sys
 from importlib import import_module
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 import click
 from click.shell_completion import get_completion_class
 
 import covenant
 from covenant.cli.options import SuggestingGroup, json_option, local_command
-from covenant.cli.terminal import Output, json_shape
+from covenant.cli.terminal import Failure, Output, json_shape, put_json
 
 COMMANDS: Final = {
     "serve": "serve.serve",
@@ -47,6 +51,7 @@ COMMANDS: Final = {
 }
 """The commands: for each the module in this package, and its name there. Help lists them in this order."""
 
+JSON_ASKED: Final = "covenant.json_asked"
 SHELLS: Final = ("bash", "zsh", "fish")
 MEANING: Final = """A durable agent-to-agent exchange.
 
@@ -70,6 +75,23 @@ class LazyGroup(SuggestingGroup):
         command = getattr(import_module(f"covenant.cli.{module}"), name)
         assert isinstance(command, click.Command)
         return command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[JSON_ASKED] = "--json" in args
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except click.UsageError as wrong:
+            if ctx.meta[JSON_ASKED]:
+                put_json({"kind": "error", "code": "wrong_usage", "message": wrong.format_message()})
+            raise
+        except OSError as error:
+            # Commands catch the errors of their own files; click ends quietly if the reader of a pipe is gone.
+            if error.errno != errno.ENOSPC:
+                raise
+            raise Failure("cannot_write", f"standard output cannot be written: {error.strerror}; make room") from error
 
 
 command: Final = LazyGroup("covenant", help=MEANING, no_args_is_help=True)
@@ -107,4 +129,6 @@ def completion(output: Output, *, shell: str) -> None:
 
 
 def main() -> None:
+    if sys.stdout is None:  # closed by the caller: `>&-`
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  (open to the end)
     command(prog_name="covenant")

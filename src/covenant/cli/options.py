@@ -56,13 +56,23 @@ class CommandGroup(SuggestingGroup):
         return list(self.commands)
 
 
+def combined(*options: Callable[[Function], Function]) -> Callable[[Function], Function]:
+    """Several options and arguments as one decorator. Help lists them in this order."""
+
+    def decorate(function: Function) -> Function:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
 def make_command(
     group: click.Group | None, name: str, run: Function, epilog: str, *last: Callable[[Function], Function]
 ) -> click.Command:
     """A command, added to its group if it has one. `run` has its own options; help lists `last` after them."""
     own = run.__dict__.pop("__click_params__", [])
-    for option in reversed(last):
-        option(run)
+    combined(*last)(run)
     run.__dict__.setdefault("__click_params__", []).extend(own)
     made = click.command(name, epilog=epilog)(run)
     if group is not None:

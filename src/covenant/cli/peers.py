@@ -10,7 +10,7 @@ from covenant.cli.daemon_client import Answer, Invocation, daemon_command
 from covenant.cli.delegations import delegations
 from covenant.cli.homes import revocation, rotate_identity
 from covenant.cli.options import CommandGroup, limit_option
-from covenant.cli.terminal import ago, brief, print_table, put, say
+from covenant.cli.terminal import ago, brief, narrow, print_table, put, say
 from covenant.model.peers.usage_by_day import COUNTED
 
 WIRE_NAMES: Final = {
@@ -267,10 +267,9 @@ def usage(call: Invocation, *, peer: str | None, profile: str | None, role: str 
     answer = call.ask("peer_usage", peerId=peer, profile=profile, role=role, days=days, limit=limit)
     if call.answer(answer):
         return
-    fields = ("day", "role", "peer", "profile", *COUNTED)
-    rows = [("", *(brief(str(each[name]), 64) for name in fields)) for each in answer["usage"]]
-    if rows:
-        print_table(("day", "as", "peer", "profile", *COUNTED), rows)
+    columns, rows = ("day", "as", "peer", "profile"), map(_usage_row, answer["usage"])
+    if answer["usage"]:
+        print_table((*columns, "counts") if narrow() else (*columns, *COUNTED), rows)
     else:
         say("nothing was delegated on these days")
     for quota in answer["quotas"]:
@@ -283,6 +282,14 @@ def usage(call: Invocation, *, peer: str | None, profile: str | None, role: str 
             if quota.get(most) is not None
         ]
         put(f"{quota['peer']} has had {' and '.join(parts)} today")
+
+
+def _usage_row(each: dict[str, Any]) -> tuple[str, ...]:
+    """In a narrow terminal, one cell has the counts that are not zero."""
+    about = (each["day"], each["role"], *(brief(each[name], 64) for name in ("peer", "profile")))
+    if narrow():
+        return "", *about, ", ".join(f"{each[name]} {name}" for name in COUNTED if each[name])
+    return "", *about, *(str(each[name]) for name in COUNTED)
 
 
 def _show_peer(call: Invocation, answer: Answer) -> None:

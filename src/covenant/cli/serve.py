@@ -228,7 +228,7 @@ def drain(call: Invocation, *, timeout_s: int | None) -> None:
     """
     others = sum(node["alive"] for node in call.ask("list_nodes")["nodes"]) - 1
     progress = _follow_drain(call, timeout_s)
-    call.wait_closed(STOP_S_MAX)
+    call.client.wait_closed(STOP_S_MAX)
     kept = {name: progress[name] for name in ("leased", "queued", "parked", "results")}
     handed_back = progress["handed_back"]
     if call.answer({"handed_back": handed_back, **kept}):

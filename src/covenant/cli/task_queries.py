@@ -23,7 +23,7 @@ from covenant.cli.daemon_client import (
 from covenant.cli.options import (
     CommandGroup,
     Duration,
-    Function,
+    combined,
     file_argument,
     follow_option,
     limit_option,
@@ -69,25 +69,22 @@ PLAIN_FILTERS: Final = "agent sender tenant task_kind origin parent context key 
 FILTERS: Final = frozenset(("states", "outcomes", *AGES, *PLAIN_FILTERS))
 
 
-def queue_options(function: Function) -> Function:
-    """The options that filter the queue. Filters apply before the limit."""
-    for option in (
-        click.option("--state", "state_filter", type=click.Choice(STATES), help="Only tasks in this state."),
-        click.option(
-            "--deadline-within-ms",
-            type=click.IntRange(min=0),
-            help="Only tasks whose deadline has passed or comes within this time.",
-        ),
-        click.option(
-            "--min-lease-age-ms",
-            type=click.IntRange(min=0),
-            help="Leave out leases younger than this. Queued tasks stay.",
-        ),
-        click.option("--counts", is_flag=True, help="With --json: add the counts of tasks and results."),
-        limit_option(10),
-    ):
-        function = option(function)
-    return function
+queue_options: Final = combined(
+    limit_option(10),
+    click.option("--counts", is_flag=True, help="With --json: add the counts of tasks and results."),
+    click.option(
+        "--min-lease-age-ms",
+        type=click.IntRange(min=0),
+        help="Leave out leases younger than this. Queued tasks stay.",
+    ),
+    click.option(
+        "--deadline-within-ms",
+        type=click.IntRange(min=0),
+        help="Only tasks whose deadline has passed or comes within this time.",
+    ),
+    click.option("--state", "state_filter", type=click.Choice(STATES), help="Only tasks in this state."),
+)
+"""The options that filter the queue. Filters apply before the limit."""
 
 
 @daemon_command(commands, "status", "a2a_status", *STATUS_FIELDS)
@@ -321,48 +318,42 @@ class Words(click.ParamType[tuple[str, ...]]):
         return [click.shell_completion.CompletionItem(word) for word in self._known if word.startswith(incomplete)]
 
 
-def filter_options(function: Function) -> Function:
-    """The options that choose tasks, all of which must hold. `filters` makes a query of them."""
-    ago = Duration()
-    for option in reversed(
-        (
-            click.option(
-                "--state",
-                "states",
-                type=Words(*STATE_FILTERS, *OUTCOME_FILTERS),
-                metavar="WORD,…",
-                help=f"{', '.join(STATE_FILTERS)}; or how it ended: {', '.join(OUTCOME_FILTERS)}.",
-            ),
-            click.option(
-                "--outcome",
-                "outcomes",
-                type=Words(*OUTCOME_FILTERS),
-                metavar="WORD,…",
-                help=f"How it ended: {', '.join(OUTCOME_FILTERS)}.",
-            ),
-            click.option(
-                "--agent",
-                metavar="NAME[@HOST]",
-                shell_complete=complete_agents,
-                help="The recipient. Without a host: an agent of the tenant, else of `default`.",
-            ),
-            click.option("--sender", metavar="NAME@HOST", shell_complete=complete_identities, help="The sender."),
-            click.option("--tenant", metavar="NAME", help="The tenant."),
-            click.option("--kind", "task_kind", metavar="TEXT", help="The kind of work."),
-            click.option("--origin", metavar="WORD", help="The door that it came by: mailbox, a2a, native, …"),
-            click.option("--parent", metavar="ID", help="Children of this task."),
-            click.option("--context", metavar="ID", help="Tasks of this context."),
-            click.option("--key", metavar="TEXT", help="The idempotency key."),
-            click.option("--cause", metavar="WORD", help="The cause of its end, as `show` says."),
-            click.option("--attempt-min", type=click.IntRange(min=0), help="At least this many attempts."),
-            click.option("--since", type=ago, metavar="2h", help="Sent within this time."),
-            click.option("--until", type=ago, metavar="1h", help="Sent longer ago than this."),
-            click.option("--moved-since", type=ago, metavar="5m", help="Changed within this time."),
-            click.option("--text", metavar="TEXT", help="A part of its text; the case of A to Z does not matter."),
-        )
-    ):
-        function = option(function)
-    return function
+filter_options: Final = combined(
+    click.option(
+        "--state",
+        "states",
+        type=Words(*STATE_FILTERS, *OUTCOME_FILTERS),
+        metavar="WORD,…",
+        help=f"{', '.join(STATE_FILTERS)}; or how it ended: {', '.join(OUTCOME_FILTERS)}.",
+    ),
+    click.option(
+        "--outcome",
+        "outcomes",
+        type=Words(*OUTCOME_FILTERS),
+        metavar="WORD,…",
+        help=f"How it ended: {', '.join(OUTCOME_FILTERS)}.",
+    ),
+    click.option(
+        "--agent",
+        metavar="NAME[@HOST]",
+        shell_complete=complete_agents,
+        help="The recipient. Without a host: an agent of the tenant, else of `default`.",
+    ),
+    click.option("--sender", metavar="NAME@HOST", shell_complete=complete_identities, help="The sender."),
+    click.option("--tenant", metavar="NAME", help="The tenant."),
+    click.option("--kind", "task_kind", metavar="TEXT", help="The kind of work."),
+    click.option("--origin", metavar="WORD", help="The door that it came by: mailbox, a2a, native, …"),
+    click.option("--parent", metavar="ID", help="Children of this task."),
+    click.option("--context", metavar="ID", help="Tasks of this context."),
+    click.option("--key", metavar="TEXT", help="The idempotency key."),
+    click.option("--cause", metavar="WORD", help="The cause of its end, as `show` says."),
+    click.option("--attempt-min", type=click.IntRange(min=0), help="At least this many attempts."),
+    click.option("--since", type=Duration(), metavar="2h", help="Sent within this time."),
+    click.option("--until", type=Duration(), metavar="1h", help="Sent longer ago than this."),
+    click.option("--moved-since", type=Duration(), metavar="5m", help="Changed within this time."),
+    click.option("--text", metavar="TEXT", help="A part of its text; the case of A to Z does not matter."),
+)
+"""The options that choose tasks, all of which must hold. `filters` makes a query of them."""
 
 
 def filters(given: dict[str, Any]) -> dict[str, Any]:

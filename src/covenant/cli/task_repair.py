@@ -7,7 +7,7 @@ from typing import Any, Final
 import click
 
 from covenant.cli.daemon_client import Invocation, complete_tasks, daemon_command, task_argument
-from covenant.cli.options import CommandGroup, Function
+from covenant.cli.options import CommandGroup, combined, limit_option
 from covenant.cli.task_queries import FILTERS, filter_options, filters
 from covenant.cli.task_tables import PUSH_COLUMNS, outcome_row, push_row
 from covenant.cli.terminal import ExitCode, age, json_shape, print_table, put, say
@@ -30,18 +30,19 @@ BULK: Final = "\n\n" + json_shape("a2a_bulk", "dry_run", "matched", "applied", "
 optional_task: Final = click.argument("task_id", required=False, shell_complete=complete_tasks)
 
 
-def bulk_options(function: Function) -> Function:
-    """Without an id, the filters choose the tasks, and nothing is done without `--apply`."""
-    function = click.option("--apply", is_flag=True, help="Apply it. Without this, a dry run.")(function)
-    function = click.option(
+bulk_options: Final = combined(
+    filter_options,
+    click.option(
         "--limit",
         "-n",
         type=click.IntRange(1, 1_000),
         default=100,
         show_default=True,
         help="Maximum number of tasks, with filters.",
-    )(function)
-    return filter_options(function)
+    ),
+    click.option("--apply", is_flag=True, help="Apply it. Without this, a dry run."),
+)
+"""Without an id, the filters choose the tasks, and nothing is done without `--apply`."""
 
 
 @daemon_command(commands, "requeue", "a2a_repaired", "outcome", epilog=BULK)
@@ -218,15 +219,16 @@ def compact(call: Invocation) -> None:
 
 @daemon_command(push, "list", "a2a_pushes", "count", "dead", "pushes")
 @click.option("--dead", is_flag=True, help="Only configurations that were given up.")
-@click.option("--limit", type=int, help="Maximum number of rows (default: 20).")
-def list_pushes(call: Invocation, *, dead: bool, limit: int | None) -> None:
+@limit_option(20, 1_000)
+def list_pushes(call: Invocation, *, dead: bool, limit: int) -> None:
     """List push configurations with the state of their deliveries, those given up first.
 
     Only the host of a webhook is shown: its path, its token and its credentials are secrets of its owner.
     """
     answer = call.ask("a2a_pushes", dead=dead or None, limit=limit)
     title = f"{answer['count']} push configurations, {answer['dead']} given up"
-    call.show_table(answer, PUSH_COLUMNS, map(push_row, answer["pushes"]), title=title)
+    empty = "there is no push configuration"
+    call.show_table(answer, PUSH_COLUMNS, map(push_row, answer["pushes"]), title=title, empty=empty)
 
 
 @daemon_command(push, "retry", "a2a_push_retried", "push")

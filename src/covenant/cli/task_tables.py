@@ -56,28 +56,32 @@ def queue_tables(answer: dict[str, Any]) -> RenderableType:
 
 
 def _task_table(tasks: list[dict[str, Any]]) -> RenderableType:
+    """One line a task, in 80 columns, too. Ids are cut there, since every command takes the beginning of an id, and
+    the age of a lease and of a task without one share a column.
+    """
     from rich.text import Text
 
-    if narrow():
-        return _narrow_task_table(tasks)
+    slim = narrow()
+    id_length, intent_length = (SHORT_ID, 15) if slim else (None, 40)
+    columns = NARROW_TASK_COLUMNS if slim else TASK_COLUMNS
     rows: list[list[Text]] = []
     for entry in tasks:
-        task = entry["task"]
-        deadline = task.get("deadline_ms")
-        rows.append(
-            [
-                _queue_state(entry),
-                Text(task["id"]),
-                Text(entry.get("lease_id") or ""),
-                Text(clean(task["recipient"]["display"])),
-                Text(age(now_ms() - entry["created_at_ms"])),
-                Text(str(entry["attempt"])),
-                Text(clean(_held(entry))),
-                Text(distance(deadline), "red" if deadline < now_ms() else "") if deadline else Text(),
-                Text(brief(task["intent_text"], 40)),
-            ]
-        )
-    return _fitted_table("tasks", TASK_COLUMNS, rows)
+        task, deadline, since = entry["task"], entry["task"].get("deadline_ms"), age(now_ms() - entry["created_at_ms"])
+        to = task["recipient"]["display"]
+        cells = {
+            "state": _queue_state(entry),
+            "task": Text(task["id"][:id_length]),
+            "lease": Text((entry.get("lease_id") or "")[:id_length]),
+            "to": Text(brief(to, 16) if slim else clean(to)),
+            "age": Text(since),
+            "for": Text(_held_for(entry) or since),
+            "try": Text(str(entry["attempt"])),
+            "held": Text(clean(_held(entry))),
+            "deadline": Text(distance(deadline), "red" if deadline < now_ms() else "") if deadline else Text(),
+            "intent": Text(brief(task["intent_text"], intent_length)),
+        }
+        rows.append([cells[name] for name in columns])
+    return _fitted_table("tasks", columns, rows)
 
 
 def _fitted_table(title: str, columns: tuple[str, ...], rows: list[list[Text]]) -> RenderableType:
@@ -96,29 +100,6 @@ def _fitted_table(title: str, columns: tuple[str, ...], rows: list[list[Text]]) 
     for column in made.columns:
         column.no_wrap = True
     return made
-
-
-def _narrow_task_table(tasks: list[dict[str, Any]]) -> RenderableType:
-    """One line a task in 80 columns, with the age of its lease or, without a lease, of the task. Ids are cut: every
-    command takes the beginning of an id.
-    """
-    from rich.text import Text
-
-    rows: list[list[Text]] = []
-    for entry in tasks:
-        task = entry["task"]
-        rows.append(
-            [
-                _queue_state(entry),
-                Text(task["id"][:SHORT_ID]),
-                Text((entry.get("lease_id") or "")[:SHORT_ID]),
-                Text(_held_for(entry) or age(now_ms() - entry["created_at_ms"])),
-                Text(str(entry["attempt"])),
-                Text(brief(task["recipient"]["display"], 16)),
-                Text(brief(task["intent_text"], 15)),
-            ]
-        )
-    return _fitted_table("tasks", NARROW_TASK_COLUMNS, rows)
 
 
 def found_table(tasks: list[dict[str, Any]]) -> RenderableType:

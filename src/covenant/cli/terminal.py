@@ -29,6 +29,10 @@ WIDTH_PIPED: Final = 200
 WIDTH_WIDE: Final = 160
 """From this width on there is room for whole ids."""
 INTENT_LENGTH_SHOWN: Final = 60
+ONE_LINE: Final = frozenset({"task", "state"})
+"""Columns that are not wrapped."""
+WHOLE: Final = frozenset({"value", "where", "signature"})
+"""Columns whose words are broken, not cut, if they are too long. A command takes the beginning of an id."""
 
 _LINES: Final = frozenset("\n\t")
 UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -194,7 +198,7 @@ def table(title: str, *columns: str) -> Table:
 
     made = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in columns:
-        made.add_column(name, no_wrap=name in ("task", "state"))
+        made.add_column(name, no_wrap=name in ONE_LINE, overflow="fold" if name in WHOLE else "ellipsis")
     return made
 
 
@@ -207,11 +211,14 @@ def print_table(columns: Iterable[str], rows: Iterable[tuple[str, ...]], title: 
 
 
 @contextmanager
-def complete_file(path: Path) -> Iterator[IO[bytes]]:
+def complete_file(path: Path, *, replace: bool = True) -> Iterator[IO[bytes]]:
     """Writes a file that only its owner can read, and that gets its name once it is complete and on disk.
 
-    A device or a pipe is written to directly.
+    A device or a pipe is written to directly. Without `replace`, a file of this name stays as it is.
     """
+    from covenant.ledger.embedded.disk import sync_dir
+
+    name = ""
     try:
         if path.exists() and not path.is_file():
             with path.open("wb") as target:
@@ -223,10 +230,17 @@ def complete_file(path: Path) -> Iterator[IO[bytes]]:
                 yield target
                 target.flush()
                 os.fsync(target.fileno())
-            Path(name).replace(path)
-        except BaseException:
+            if replace:
+                Path(name).replace(path)
+            else:
+                os.link(name, path)
+        finally:
             with suppress(OSError):
                 Path(name).unlink()
-            raise
+        with suppress(PermissionError):  # a folder that may be written to and not be read
+            sync_dir(path.absolute().parent)
+    except FileExistsError as error:
+        raise Failure("file_exists", f"{path} is there already; name another file") from error
     except OSError as error:
-        raise Failure("cannot_write", f"{path}: {error.strerror or error}") from error
+        about = error.filename if name and error.filename not in (None, name) else path
+        raise Failure("cannot_write", f"{about}: {error.strerror or error}") from error

@@ -2,7 +2,8 @@
 
 Definitions are `agents/*.json` and `*.toml` in the home for the first tenant, and `agents/<tenant>/…` for others. A
 file has one definition; its id is the file's name unless it says another. The folder is listed once a second, and
-changed files are read. A bad file is reported once, with the key that is wrong; its agent stays as it was before.
+changed files are read. A bad file is reported once, with the key that is wrong; its agent stays as it was before. So is
+a file whose agent's id a served Python file has: it is used once that agent is gone.
 
 With `covenant serve --reload` the served Python files are loaded again when one of them changes, for development. The
 files, and the modules beside and below them, are checked a few times a second. When one has changed, all served files
@@ -30,6 +31,7 @@ import msgspec
 from covenant.agents.agent_loader import CannotLoad, LoadedAgent, ServedFile, load_agents
 from covenant.daemon.home import OTHERS
 from covenant.daemon.telemetry import Log
+from covenant.daemon.watched_file import FileStamp, file_stamp
 from covenant.exchange.catalogue import Catalogue
 from covenant.model.agent_definition import DEFINITION_BYTES_MAX, AgentDefinition, read_agent_definition
 from covenant.model.errors import Conflict, Invalid, NotFound, Refusal
@@ -42,14 +44,13 @@ RELOAD_INTERVAL_S: Final = 0.3
 PYTHON_FILES_MAX: Final = 2_000
 _INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
 
-Stamp = tuple[int, int, int]
-PythonStamps = dict[Path, tuple[int, int]]
+PythonStamps = dict[Path, FileStamp]
 
 
 class AgentFile(NamedTuple):
     tenant: str
     path: Path
-    stamp: Stamp
+    stamp: FileStamp
     changed_at_ms: int
     problem: str = ""
 
@@ -61,7 +62,7 @@ class AgentFiles:
         self._home = home
         self._catalogue = catalogue
         self._log = log
-        self._seen: dict[Path, Stamp] = {}
+        self._seen: dict[Path, FileStamp] = {}
         self._declared: dict[Path, tuple[str, str]] = {}
         """The tenant and id of the agent that each good file declares."""
         self._unusable: set[Path] = set()
@@ -81,7 +82,9 @@ class AgentFiles:
         for path in [path for path in self._seen if path not in paths]:
             self._forget(path)
         for file in files:
-            if self._seen.get(file.path) == file.stamp and file.path not in self._unusable:
+            if (declared := self._declared.get(file.path)) is not None and not self._is_from_file(*declared):
+                del self._declared[file.path]  # a served Python file has an agent of this id now
+            elif self._seen.get(file.path) == file.stamp and file.path not in self._unusable:
                 continue
             self._seen[file.path] = file.stamp
             self._unusable.discard(file.path)
@@ -102,6 +105,9 @@ class AgentFiles:
         for path, other in self._declared.items():
             if other == key and path != found.path:
                 raise Conflict("agent_exists", f"/id: {definition.id!r} is declared in {self._name(path)} already")
+        resident = self._catalogue.agent(*key)
+        if resident is not None and resident.source == "code":
+            raise Conflict("agent_exists", f"/id: {definition.id!r} is served from a Python file; choose another id")
         # Declare the new agent before the old one goes: if that fails, the old one stays.
         self._catalogue.add_resident(found.tenant, definition, "file", changed_at_ms=found.changed_at_ms)
         old = self._declared.get(found.path)
@@ -115,9 +121,13 @@ class AgentFiles:
         self._unusable.discard(path)
         self.problems.pop(path, None)
         declared = self._declared.pop(path, None)
-        if declared is not None:
+        if declared is not None and self._is_from_file(*declared):
             self._catalogue.remove_resident(*declared)
             self._log.info("agents.file_gone", file=self._name(path), agent=declared[1], tenant=declared[0])
+
+    def _is_from_file(self, tenant: str, agent_id: str) -> bool:
+        agent = self._catalogue.agent(tenant, agent_id)
+        return agent is not None and agent.source == "file"
 
     def _name(self, path: Path) -> str:
         return str(path.relative_to(self._home))
@@ -261,9 +271,6 @@ def stamps(files: Sequence[ServedFile]) -> PythonStamps:
         for path in folder.rglob("*.py"):
             if len(found) >= PYTHON_FILES_MAX:
                 break
-            try:
-                status = path.stat()
-            except OSError:
-                continue
-            found[path] = (status.st_mtime_ns, status.st_size)
+            if (stamp := file_stamp(path)) is not None:
+                found[path] = stamp
     return found

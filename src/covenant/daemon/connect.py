@@ -8,24 +8,27 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import covenant
 from covenant.daemon.environment import environment, find_home, now_ms
 from covenant.exchange.argument_checks import checks_arguments
 from covenant.model.agent_card import RemoteCard
 from covenant.model.errors import Invalid
-from covenant.outbound.address_guard import AddressGuard, SystemResolver
-from covenant.outbound.call_errors import NoCard
-from covenant.outbound.http_fetcher import Fetcher
+from covenant.model.extras import not_installed
+from covenant.outbound.address_guard import AddressGuard, NameServerResolver, SystemResolver
+from covenant.outbound.http_fetcher import CallObserver, Fetcher
 from covenant.outbound.outbound_settings import OutboundSettings
-from covenant.outbound.remote.card_lookup import choose_interfaces, find_card, verified
+from covenant.outbound.remote.card_lookup import card_or_none, choose_interfaces, find_card, verified
 from covenant.outbound.remote.remote_client import TIMEOUT_S, Remote, RemoteOptions
 from covenant.outbound.remote.remote_registry import Credentials, RemoteEntry, RemoteRegistry
+from covenant.outbound.urls import DNS_PORT, read_address
 
 PRIVATE: Final = (
     "127.0.0.0/8",
@@ -37,8 +40,6 @@ PRIVATE: Final = (
     "fc00::/7",
 )
 """The networks that `allow_private=True` allows. A cloud's metadata address is not among them."""
-CONNECTIONS_MAX: Final = 1_000
-"""Each stream that is followed holds one connection."""
 
 # Without a configured logger, log lines do not appear in the terminal.
 logging.getLogger("covenant").addHandler(logging.NullHandler())
@@ -128,37 +129,46 @@ def connect(
 
 
 async def open_remote(url_or_name: str, options: Options) -> Remote:
-    entry = find_entry(url_or_name, options.home)
-    fetcher, close = open_fetcher(options, _private_places(url_or_name, entry, options))
-    try:
-        credentials = _credentials(entry, options)
+    async with AsyncExitStack() as stack:
+        entry, fetcher, credentials = await stack.enter_async_context(_open_caller(url_or_name, options))
         lookup = find_card(fetcher, entry.url, credentials)
         card = await card_or_none(lookup, entry.url) if not options.verify else await verified(fetcher, await lookup)
         interfaces = choose_interfaces(card, entry.url, credentials.covers)
-    except BaseException:
-        if close is not None:
-            await close()
-        raise
-    remote_options = RemoteOptions(
-        timeout_s=options.timeout_s or entry.timeout or TIMEOUT_S,
-        poll_s=options.poll_s,
-        stream=options.stream,
-        chance=random.random,
-        left_ms=lambda deadline_ms: deadline_ms - now_ms(),
-    )
-    return Remote(interfaces, fetcher, credentials, card=card, options=remote_options, close=close)
+        remote_options = RemoteOptions(
+            timeout_s=options.timeout_s or entry.timeout or TIMEOUT_S,
+            poll_s=options.poll_s,
+            stream=options.stream,
+            chance=random.random,
+            left_ms=lambda deadline_ms: deadline_ms - now_ms(),
+        )
+        close = stack.pop_all().aclose
+        return Remote(interfaces, fetcher, credentials, card=card, options=remote_options, close=close)
 
 
 async def open_card(url_or_name: str, options: Options, *, verify: bool) -> RemoteCard:
     """The card alone. Raises NoCard, and what fetching it raises."""
-    entry = find_entry(url_or_name, options.home)
-    fetcher, close = open_fetcher(options, _private_places(url_or_name, entry, options))
-    try:
-        card = await find_card(fetcher, entry.url, _credentials(entry, options))
+    async with _open_caller(url_or_name, options) as (entry, fetcher, credentials):
+        card = await find_card(fetcher, entry.url, credentials)
         return await verified(fetcher, card) if verify else card
-    finally:
-        if close is not None:
-            await close()
+
+
+@asynccontextmanager
+async def _open_caller(url_or_name: str, options: Options) -> AsyncIterator[tuple[RemoteEntry, Fetcher, Credentials]]:
+    """The agent's entry, with the fetcher and the credentials that call it. A caller's own fetcher stays open."""
+    entry = find_entry(url_or_name, options.home)
+    credentials = _credentials(entry, options)
+    if options.fetcher is not None:
+        yield entry, options.fetcher, credentials
+        return
+    allow = PRIVATE if options.allow_private is True else tuple(options.allow_private or ())
+    async with AsyncExitStack() as stack:
+        try:
+            outbound = await stack.enter_async_context(open_outbound(OutboundSettings(allow=allow)))
+            fetcher = outbound.fetcher.allowing(*_private_places(url_or_name, entry, options))
+        except ValueError as error:
+            raise Invalid("bad_allow_list", str(error)) from error
+        stack.push_async_callback(fetcher.close)
+        yield entry, fetcher, credentials
 
 
 def find_entry(url_or_name: str, home: str | Path | None) -> RemoteEntry:
@@ -194,36 +204,32 @@ def _credentials(entry: RemoteEntry, options: Options) -> Credentials:
     )
 
 
-def open_fetcher(options: Options, places: Sequence[str]) -> tuple[Fetcher, Callable[[], Awaitable[None]] | None]:
-    """The caller's own fetcher, or a new one and the function that closes it.
+class Outbound(NamedTuple):
+    guard: AddressGuard
+    """Checks URLs that users give."""
+    fetcher: Fetcher
 
-    `places` may be called although they are private.
-    """
-    if options.fetcher is not None:
-        return options.fetcher, None
-    allow = options.allow_private
-    resolver = SystemResolver()
+
+@asynccontextmanager
+async def open_outbound(settings: OutboundSettings, observer: CallObserver | None = None) -> AsyncIterator[Outbound]:
+    """No connection is opened before the first call. Raises ValueError if an entry of `allow` cannot be read."""
+    timeout_s = settings.connect_ms / 1000
+    resolver = _resolver(settings, timeout_s)
     try:
-        guard = AddressGuard(PRIVATE if allow is True else allow or (), resolver=resolver).allowing(places)
-    except ValueError as error:
-        resolver.close()
-        raise Invalid("bad_allow_list", str(error)) from error
-    fetcher = Fetcher(
-        guard, OutboundSettings(connections_max=CONNECTIONS_MAX), user_agent=f"covenant/{covenant.__version__}"
-    )
-
-    async def close() -> None:
-        await fetcher.close()
+        guard = AddressGuard(settings.allow, resolver=resolver, resolve_s=timeout_s)
+        fetcher = Fetcher(guard, settings, user_agent=f"covenant/{covenant.__version__}", observer=observer)
+        try:
+            yield Outbound(guard, fetcher)
+        finally:
+            await fetcher.close()
+    finally:
         resolver.close()
 
-    return fetcher, close
 
-
-async def card_or_none(lookup: Awaitable[RemoteCard], url: str) -> RemoteCard | None:
-    """The card; None if there is none, but the URL itself may be the agent's."""
-    try:
-        return await lookup
-    except NoCard as missing:
-        if missing.status is None or url.partition("?")[0].endswith(".json"):
-            raise
-        return None
+def _resolver(settings: OutboundSettings, timeout_s: float) -> SystemResolver | NameServerResolver:
+    if not settings.name_servers:
+        return SystemResolver()
+    if find_spec("dns") is None:
+        raise not_installed("outbound.name_servers", "peers", "dnspython")
+    servers = [read_address(text, DNS_PORT) for text in settings.name_servers]
+    return NameServerResolver(servers, timeout_s=timeout_s)

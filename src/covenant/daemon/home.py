@@ -33,8 +33,6 @@ JOURNAL_NAME: Final = "journal"
 SECRET_BYTES_MAX: Final = 4_096
 _TOKEN: Final = re.compile(r"[!-~]+").fullmatch
 OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
-LOCKED_MARK: Final = "covenant-locked-key-"
-"""The beginning of every secret that is locked with a passphrase."""
 URL_NAME: Final = "http.url"
 URL_LENGTH_MAX: Final = 300
 
@@ -85,20 +83,6 @@ def save_secret(path: Path, text: str) -> None:
     """Replaces the secret, durably."""
     _write_aside(path, text).replace(path)
     sync_dir(path.parent)
-
-
-def parse_key(path: Path, text: str) -> bytes:
-    if LOCKED_MARK in text:
-        raise LockedHome(
-            f"{path} is locked with a passphrase; set COVENANT_PASSPHRASE, or COVENANT_PASSPHRASE_FILE to where it is"
-        )
-    try:
-        key = bytes.fromhex(text)
-    except ValueError:
-        key = b""
-    if len(key) != 32:
-        raise UnsafeHome(f"{path} holds no key of 32 bytes in hex; put it back from a backup")
-    return key
 
 
 def make_key_file(path: Path, text: str) -> None:

@@ -21,6 +21,7 @@ import signal
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import datetime
+from itertools import zip_longest
 from pathlib import Path
 from typing import IO, Final, NamedTuple
 from uuid import uuid4
@@ -208,7 +209,10 @@ def parse_until(text: str) -> Until:
     """A position, or a time with its zone. Raises ValueError."""
     if _POSITION.fullmatch(text):
         return Until(position=int(text))
-    moment = datetime.fromisoformat(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is neither a position nor a time such as 2026-01-31T12:00:00Z") from None
     if moment.tzinfo is None:
         raise ValueError("a time needs its zone: 2026-01-31T12:00:00Z")
     return Until(time_ms=int(moment.timestamp() * 1000))
@@ -281,7 +285,7 @@ def add_segments(journal: Path, source: Path, position: int, until: Until) -> in
     """
     expected = position + 1
     found = list_segments(source)
-    for segment, after in zip(found, [*found[1:], None], strict=True):
+    for segment, after in zip_longest(found, found[1:]):
         if after is not None and after.first_seq <= expected:
             continue
         if segment.first_seq > expected:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -29,14 +28,11 @@ import msgspec
 from covenant.daemon.environment import PASSPHRASE_FILE_VARIABLE, PASSPHRASE_VARIABLE
 from covenant.daemon.home import (
     KEY_NAME,
-    LOCKED_MARK,
     LockedHome,
     UnsafeHome,
     drop_unfinished,
     is_there,
     make_key_file,
-    parse_key,
-    read_secret,
     read_secret_bytes,
     save_secret,
 )
@@ -72,7 +68,6 @@ from covenant.seal.keys import (
     TOKEN_PREFIX_LENGTH,
     KeyLocked,
     Locker,
-    is_locked,
     new_private_key,
     new_token,
     public_key,
@@ -89,6 +84,9 @@ CHANGES_NAME: Final = "identity/changes.json"
 CHANGE_NAME: Final = "identity/change.json"
 """The file of earlier releases: one change, made by hand."""
 FILE_BYTES_MAX: Final = 32_768
+KEY_BYTES: Final = 32
+LOCKED_MARK: Final = b"covenant-locked-key-"
+"""A part of every secret that is locked with a passphrase, in any version of the format."""
 PASSPHRASE_BYTES_MAX: Final = 4_096
 
 D = TypeVar("D", bound=msgspec.Struct)
@@ -151,6 +149,8 @@ def find_passphrase(variables: Mapping[str, str]) -> str | None:
 
 def read_passphrase(path: Path, named_by: str) -> str:
     """From a file for its owner alone. Raises SettingsError and UnsafeHome."""
+    if not is_there(path):
+        raise SettingsError(f"{named_by}: there is no file {path}; name the file that has the passphrase")
     try:
         passphrase = read_secret_bytes(path, PASSPHRASE_BYTES_MAX).decode().rstrip("\r\n")
     except UnicodeDecodeError:
@@ -174,7 +174,7 @@ class Keystore:
     @property
     def locked(self) -> bool:
         """Whether a key in the home needs a passphrase."""
-        return is_there(self._key_path) and LOCKED_MARK in read_secret(self._key_path)
+        return is_there(self._key_path) and _is_locked(read_secret_bytes(self._key_path, FILE_BYTES_MAX))
 
     @property
     def has_passphrase(self) -> bool:
@@ -187,23 +187,28 @@ class Keystore:
 
     def unseal(self, locked: str, named: str) -> bytes:
         """Unlocks a text. Raises LockedHome, which says what `named` needs."""
-        return _unlock(self._locker, Path(named), locked.encode())
+        return _unlock(Path(named), locked.encode(), self._locker)
 
     def read_key(self) -> bytes | None:
         """None if this home has none yet. Raises LockedHome and UnsafeHome."""
-        return self._read(self._key_path)
+        return self._read_key(self._key_path)
 
     def read_instance_key(self) -> bytes | None:
         """The key that other instances know. None if it is that of the home."""
-        return self._read(self._instance_path)
+        return self._read_key(self._instance_path)
 
-    def _read(self, path: Path) -> bytes | None:
+    def _read_key(self, path: Path, *lockers: Locker | None) -> bytes | None:
+        """By default with the passphrase in use."""
         if not is_there(path):
             return None
-        text = read_secret(path)
-        if self._locker is not None and LOCKED_MARK in text:
-            text = _unlock(self._locker, path, text.encode()).decode("ascii", "replace")
-        return parse_key(path, text)
+        data = _unlock(path, read_secret_bytes(path, FILE_BYTES_MAX), *(lockers or (self._locker,)))
+        try:
+            key = bytes.fromhex(data.decode())
+        except ValueError:
+            key = b""
+        if len(key) != KEY_BYTES:
+            raise UnsafeHome(f"{path} holds no key of {KEY_BYTES} bytes in hex; put it back from a backup")
+        return key
 
     def lock_key(self) -> bool:
         """Locks the keys that are not locked yet, if there is a passphrase. Returns whether it locked any."""
@@ -212,10 +217,11 @@ class Keystore:
         unlocked = [
             path
             for path in (self._key_path, self._instance_path)
-            if is_there(path) and LOCKED_MARK not in read_secret(path)
+            if is_there(path) and not _is_locked(read_secret_bytes(path, FILE_BYTES_MAX))
         ]
         for path in unlocked:
-            self._save_key(parse_key(path, read_secret(path)), path)
+            if (key := self._read_key(path)) is not None:
+                self._save(path, key.hex())
         return bool(unlocked)
 
     def relock(self, passphrase: str | None) -> bool:
@@ -223,81 +229,65 @@ class Keystore:
 
         Returns False if the prekeys open with neither passphrase: they stay, and the next start makes new ones. Prekeys
         are changed first: if this is interrupted between the two, the key opens as before, and a repeated call does the
-        rest.
+        rest: an earlier try that was interrupted may have locked a file with the new passphrase already.
         """
         key = self.read_key()
         if key is None:
             raise UnsafeHome(f"{self._key_path} is not there; put it back from a backup")
-        before, self._locker = self._locker, self._make_locker(passphrase)
-        self._relock_instance(before)
-        kept = all(
-            (
-                self._relock_file(self._prekeys_path, before, lambda data: self.save_prekeys(decode_prekeys(data))),
-                self._relock_file(
-                    self._purposes_path, before, lambda data: self.save_purpose_keys(decode_purpose_keys(data))
-                ),
-            )
-        )
-        self._save_key(key, self._key_path)
-        return kept
-
-    def _relock_instance(self, before: Locker | None) -> None:
-        path = self._instance_path
-        if not is_there(path):
-            return
-        text = read_secret(path)
-        if LOCKED_MARK in text:
+        lockers = (self._locker, self._make_locker(passphrase))
+        self._locker = lockers[1]
+        own, kept = self._read_key(self._instance_path, *lockers), True
+        if own is not None:
+            self._save(self._instance_path, own.hex())
+        for path, decode in ((self._prekeys_path, decode_prekeys), (self._purposes_path, decode_purpose_keys)):
+            if not is_there(path):
+                continue
             try:
-                text = _unlock(before, path, text.encode()).decode("ascii", "replace")
-            except LockedHome:  # an earlier try, which was interrupted, has locked it with the new passphrase
-                text = _unlock(self._locker, path, text.encode()).decode("ascii", "replace")
-        self._save_key(parse_key(path, text), path)
-
-    def _relock_file(self, path: Path, before: Locker | None, save: Callable[[bytes], None]) -> bool:
-        """Returns False if the file opens with neither passphrase. `save` gets its unlocked text."""
-        if not is_there(path):
-            return True
-        data = read_secret_bytes(path, FILE_BYTES_MAX)
-        # An earlier try that was interrupted may have locked the file with the new passphrase already.
-        for locker in (before, self._locker):
-            with suppress(ValueError, LockedHome):
-                save(_unlocked(locker, path, data))
-                drop_unfinished(path)
-                return True
-        return False
-
-    def _save_key(self, key: bytes, path: Path) -> None:
-        save_secret(path, self._sealed(key.hex()))
-        # Unfinished files of an earlier try may be locked less safely.
-        drop_unfinished(path)
+                data = _unlock(path, read_secret_bytes(path, FILE_BYTES_MAX), *lockers)
+                decode(data)
+            except (ValueError, LockedHome):
+                kept = False
+            else:
+                self._save(path, data.decode())
+        self._save(self._key_path, key.hex())
+        return kept
 
     def make_key(self, new_key: Callable[[], bytes]) -> bytes:
         """Makes the first key. Only for a ledger without identities: signatures of another key would be worthless."""
-        make_key_file(self._key_path, self._sealed(new_key().hex()))
-        key = self.read_key()
+        return self._make_key(self._key_path, new_key)
+
+    def make_instance_key(self, new_key: Callable[[], bytes]) -> bytes:
+        """Makes a key for the instance, unless there is one. Only if no other instance knows the home's key yet."""
+        return self._make_key(self._instance_path, new_key)
+
+    def _make_key(self, path: Path, new_key: Callable[[], bytes]) -> bytes:
+        make_key_file(path, self._sealed(new_key().hex()))
+        key = self._read_key(path)
         assert key is not None
         return key
 
     def read_prekeys(self) -> Sequence[PrivatePrekey]:
         """Raises UnsafeHome if others can read or replace them. A start replaces prekeys that it cannot read."""
-        path, event = self._prekeys_path, "keystore.prekeys_replaced"
-        return self._read_replaceable(path, decode_prekeys, self.save_prekeys, event) or ()
+        return self._read_replaceable(self._prekeys_path, decode_prekeys, "keystore.prekeys_replaced") or ()
 
-    def _read_replaceable(
-        self, path: Path, decode: Callable[[bytes], T], save: Callable[[T], None], event: str
-    ) -> T | None:
+    def read_purpose_keys(self) -> PurposeKeySet:
+        """Raises UnsafeHome if others can read or replace them. A start replaces purpose keys that it cannot read."""
+        event = "keystore.purpose_keys_replaced"
+        return self._read_replaceable(self._purposes_path, decode_purpose_keys, event) or PurposeKeySet()
+
+    def _read_replaceable(self, path: Path, decode: Callable[[bytes], T], event: str) -> T | None:
         """None if there are no keys, or none that can be read: that is logged as `event`. Locks unlocked keys."""
         drop_unfinished(path)
         if not is_there(path):
             return None
         data = read_secret_bytes(path, FILE_BYTES_MAX)
         try:
-            keys = decode(_unlocked(self._locker, path, data))
+            keys = decode(_unlock(path, data, self._locker))
         except (ValueError, LockedHome) as wrong:
             log.warning(event, extra={"path": str(path), "reason": str(wrong)})
             return None
-        if self._locker is not None and not is_locked(data):
-            save(keys)
+        if self._locker is not None and not _is_locked(data):
+            self._save(path, data.decode())
         return keys
 
     def check_prekeys(self) -> None:
@@ -307,30 +297,15 @@ class Keystore:
                 read_secret_bytes(path, FILE_BYTES_MAX)
 
     def save_prekeys(self, prekeys: Sequence[PrivatePrekey]) -> None:
-        make_owned_folder(self._prekeys_path.parent, exist_ok=True)
-        save_secret(self._prekeys_path, self._sealed(encode_prekeys(prekeys)))
+        self._save(self._prekeys_path, encode_prekeys(prekeys))
+
+    def save_purpose_keys(self, kept: PurposeKeySet) -> None:
+        self._save(self._purposes_path, encode_purpose_keys(kept))
 
     def drop_prekeys(self) -> None:
         """Erases the prekeys: they were moved elsewhere, together with the ledger whose messages they open."""
         drop_unfinished(self._prekeys_path)
         self._prekeys_path.unlink(missing_ok=True)
-
-    def read_purpose_keys(self) -> PurposeKeySet:
-        """Raises UnsafeHome if others can read or replace them. A start replaces purpose keys that it cannot read."""
-        path, event = self._purposes_path, "keystore.purpose_keys_replaced"
-        found = self._read_replaceable(path, decode_purpose_keys, self.save_purpose_keys, event)
-        return PurposeKeySet() if found is None else found
-
-    def save_purpose_keys(self, kept: PurposeKeySet) -> None:
-        make_owned_folder(self._purposes_path.parent, exist_ok=True)
-        save_secret(self._purposes_path, self._sealed(encode_purpose_keys(kept)))
-
-    def make_instance_key(self, new_key: Callable[[], bytes]) -> bytes:
-        """Makes a key for the instance, unless there is one. Only if no other instance knows the home's key yet."""
-        make_key_file(self._instance_path, self._sealed(new_key().hex()))
-        key = self.read_instance_key()
-        assert key is not None
-        return key
 
     def read_past(self) -> PastIdentities:
         """The instance's former identities. Peers that are shown them check the signatures."""
@@ -351,9 +326,8 @@ class Keystore:
     def save_identity(self, past: PastIdentities, new_key: bytes) -> None:
         """Saves durably, the new key last: until that is saved, the instance keeps its identity."""
         drop_unfinished(self._changes_path)
-        drop_unfinished(self._instance_path)
         save_secret(self._changes_path, msgspec.json.encode(past).decode())
-        self._save_key(new_key, self._instance_path)
+        self._save(self._instance_path, new_key.hex())
 
     def note_identity(self, past: PastIdentities) -> None:
         """Notes that the audit has the present identity."""
@@ -361,6 +335,12 @@ class Keystore:
 
     def _make_locker(self, passphrase: str | None) -> Locker | None:
         return Locker(passphrase, cost=self._cost) if passphrase is not None else None
+
+    def _save(self, path: Path, text: str) -> None:
+        make_owned_folder(path.parent, exist_ok=True)
+        save_secret(path, self._sealed(text))
+        # Unfinished files of an earlier try may be locked less safely.
+        drop_unfinished(path)
 
     def _sealed(self, text: str) -> str:
         """The text as it is saved: locked if there is a passphrase."""
@@ -394,20 +374,24 @@ def _identity_key(keystore: Keystore) -> bytes:
     return key
 
 
-def _unlock(locker: Locker | None, path: Path, data: bytes) -> bytes:
-    if locker is None:
-        raise LockedHome(f"{path} is locked with a passphrase; set {PASSPHRASE_VARIABLE}")
-    try:
-        return locker.unlock(data)
-    except KeyLocked as locked:
-        raise LockedHome(
-            f"{path} stays locked: {locked}; set the right {PASSPHRASE_VARIABLE}, or put back a backup of it"
-        ) from None
+def _is_locked(data: bytes) -> bool:
+    return LOCKED_MARK in data
 
 
-def _unlocked(locker: Locker | None, path: Path, data: bytes) -> bytes:
-    """The data as it is if it is not locked. Raises LockedHome."""
-    return _unlock(locker, path, data) if is_locked(data) else data
+def _unlock(path: Path, data: bytes, *lockers: Locker | None) -> bytes:
+    """The secret, by the first of the lockers that opens it; as it is if it is not locked. Raises LockedHome."""
+    if not _is_locked(data):
+        return data.strip()
+    why = ""
+    for locker in filter(None, lockers):
+        try:
+            return locker.unlock(data)
+        except KeyLocked as locked:
+            why = (
+                why or f"{path} stays locked: {locked}; set the right {PASSPHRASE_VARIABLE}, or put back a backup of it"
+            )
+    way_out = f"set {PASSPHRASE_VARIABLE}, or {PASSPHRASE_FILE_VARIABLE} to where it is"
+    raise LockedHome(why or f"{path} is locked with a passphrase; {way_out}")
 
 
 def encode_prekeys(prekeys: Sequence[PrivatePrekey]) -> str:

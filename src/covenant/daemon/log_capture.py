@@ -80,16 +80,12 @@ class TaskLogFile:
 
     def _read(self, task_id: TaskId, before: int) -> Sequence[LogLine]:
         """Reads both files from their beginnings: they are small, and rarely read."""
-        named, found = task_id.encode(), deque[LogLine](maxlen=TASK_LINES_MAX)
-        decode = msgspec.json.Decoder(_StoredLine).decode
+        found = deque[LogLine](maxlen=TASK_LINES_MAX)
         for name in (FILE_BEFORE, FILE):
-            with suppress(OSError), (self._folder / name).open("rb") as file:
-                for row in file:
-                    if named in row:
-                        with suppress(msgspec.DecodeError, UnicodeDecodeError):  # half a line, which a crash left
-                            kept = decode(row)
-                            if kept.task_id == task_id and kept.line.no < before:
-                                found.append(kept.line)
+            with suppress(OSError):
+                for _, kept in self._rows(name, task_id.encode()):
+                    if kept is not None and kept.task_id == task_id and kept.line.no < before:
+                        found.append(kept.line)
         return tuple(found)
 
     def _write_all(self) -> None:
@@ -131,11 +127,13 @@ class TaskLogFile:
                     file.writelines(rows)
                 aside.replace(self._folder / name)
 
-    def _rows(self, name: str) -> Iterator[tuple[bytes, _StoredLine | None]]:
-        """None for half a line, which a crash left."""
+    def _rows(self, name: str, having: bytes = b"") -> Iterator[tuple[bytes, _StoredLine | None]]:
+        """The rows that have these bytes. None for half a line, which a crash left."""
         decode = msgspec.json.Decoder(_StoredLine).decode
         with suppress(FileNotFoundError), (self._folder / name).open("rb") as file:
             for row in file:
+                if having not in row:
+                    continue
                 try:
                     yield row, decode(row)
                 except (msgspec.DecodeError, UnicodeDecodeError):

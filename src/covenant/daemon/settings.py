@@ -19,10 +19,10 @@ from covenant.model.settings import (
     Limits,
     PushSettings,
     TenantSettings,
+    UiSettings,
 )
 from covenant.model.settings_field import (
     address,
-    auto_switch,
     base_url,
     choice,
     command_line,
@@ -50,7 +50,6 @@ Durability = Literal["fsync", "os"]
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 Traces = Literal["auto", "off"]
-AutoSwitch = Literal["auto", "on", "off"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,23 +128,6 @@ class HttpSettings:
     trusted_proxies: tuple[str, ...] = setting(
         (), networks, "Peers whose X-Forwarded-Proto and X-Forwarded-Host are believed."
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UiSettings:
-    """The dashboard at `/ui`."""
-
-    enabled: AutoSwitch = setting(  # noqa: RUF009  (makes a dataclass field)
-        "auto", auto_switch, "Whether HTTP serves the dashboard; auto: if HTTP listens on a loopback address."
-    )
-    sessions_max: int = setting(
-        256,
-        whole(1, 100_000),
-        "Most browsers that are logged in. Above it the session that was idle longest is logged out.",
-    )
-    idle_ms: int = setting(HOUR_MS, whole(60_000, 24 * HOUR_MS), "How long a session lasts while nobody uses it.")
-    session_ms: int = setting(12 * HOUR_MS, whole(60_000, 7 * 24 * HOUR_MS), "How long a session lasts at most.")
-    feeds_max: int = setting(64, whole(1, 10_000), "Most browsers that follow the feed of changes at once.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

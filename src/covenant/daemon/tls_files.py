@@ -44,10 +44,13 @@ class _CurrentContext(ssl.SSLContext):
 
 
 class TlsFiles:
+    """A scheduler: reads the files again when one of them has changed."""
+
     def __init__(self, settings: HttpSettings, now_ms: Callable[[], int]) -> None:
         """Raises SettingsError if the files cannot be used."""
         self._settings = settings
         self._now_ms = now_ms
+        self._log = Log()
         self._stamps = self._file_stamps()
         self.pair, current = self._load()
         self.context = _CurrentContext(ssl.PROTOCOL_TLS_SERVER)
@@ -61,14 +64,22 @@ class TlsFiles:
     def days_left(self) -> int:
         return (self.pair.until_ms - self._now_ms()) // DAY_MS
 
-    def changed(self) -> bool:
-        """Whether a file has changed since the last call."""
-        before, self._stamps = self._stamps, self._file_stamps()
-        return before != self._stamps
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(POLL_S)
+            await self.step()
 
-    def reload(self) -> None:
-        """Reads the files again. If that raises SettingsError, the old ones stay in use."""
-        self.pair, self.context.current = self._load()
+    async def step(self) -> None:
+        """Reads the files if one has changed since the last step. If they cannot be used, the old ones stay in use."""
+        before, self._stamps = self._stamps, await asyncio.to_thread(self._file_stamps)
+        if before == self._stamps:
+            return
+        try:
+            self.pair, self.context.current = await asyncio.to_thread(self._load)
+        except SettingsError as error:
+            self._log.warning("tls.not_reloaded", why=str(error))
+        else:
+            self._log.info("tls.reloaded", days_left=self.days_left)
 
     def _file_stamps(self) -> tuple[FileStamp | None, ...]:
         named = self._settings.tls_cert, self._settings.tls_key, self._settings.tls_client_ca
@@ -147,26 +158,3 @@ def open_tls(settings: HttpSettings, now_ms: Callable[[], int]) -> TlsFiles | No
     if not settings.tls_cert:
         return None
     return TlsFiles(settings, now_ms)
-
-
-class TlsReloader:
-    """A scheduler: reads the files again when one of them has changed."""
-
-    def __init__(self, files: TlsFiles, log: Log) -> None:
-        self._files = files
-        self._log = log
-
-    async def step(self) -> None:
-        if not await asyncio.to_thread(self._files.changed):
-            return
-        try:
-            await asyncio.to_thread(self._files.reload)
-        except SettingsError as error:
-            self._log.warning("tls.not_reloaded", why=str(error))
-        else:
-            self._log.info("tls.reloaded", days_left=self._files.days_left)
-
-    async def run(self) -> None:
-        while True:
-            await asyncio.sleep(POLL_S)
-            await self.step()

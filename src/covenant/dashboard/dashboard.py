@@ -73,7 +73,6 @@ class Dashboard:
         node: str,
         operator: Principal,
         body_bytes_max: int,
-        feeds_max: int,
     ) -> None:
         self._api = api
         self._node = node
@@ -90,7 +89,7 @@ class Dashboard:
             "/curl": SessionPage("ui_curl", api, partial(curl_page, api.services, base_url)),
         }
         self._operations = operation_router(api, body_bytes_max=body_bytes_max, gets=gets)
-        self.feed: Final = FeedEndpoint(api, sessions, base_url, node=node, followers_max=feeds_max)
+        self.feed: Final = FeedEndpoint(api, sessions, base_url, node=node, followers_max=sessions.settings.feeds_max)
         self._pages: dict[str, ASGIApp] = {
             "login": LoginPage("ui_login", api, sessions, base_url),
             "code": CodePage("ui_code", api, sessions, base_url),

@@ -10,13 +10,12 @@ import enum
 from collections.abc import Callable
 from typing import Final
 
-import msgspec
-
 from covenant.exchange.access.principals import IdentityAuth, LoginCodes, Principal, may_view, require_view
 from covenant.exchange.access.tenants import Caller, TenantAccess
 from covenant.exchange.catalogue import Catalogue
 from covenant.ledger.contract.identities import IdentityLedger
 from covenant.model.errors import Forbidden, Refusal, Unauthenticated
+from covenant.model.settings import UiSettings
 from covenant.seal.keys import new_token, token_hash
 
 TRANSPORT: Final = "ui"
@@ -32,12 +31,6 @@ class Role(enum.Enum):
     """Sees everything that the operator sees, and changes nothing."""
     TENANT = "tenant"
     """Sees, cancels and answers the tenant's own tasks."""
-
-
-class SessionLimits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    sessions_max: int = 256
-    idle_ms: int = 3_600_000
-    session_ms: int = 12 * 3_600_000
 
 
 class UiSession:
@@ -77,14 +70,14 @@ class Sessions:
         catalogue: Catalogue,
         *,
         codes: LoginCodes,
-        limits: SessionLimits,
+        settings: UiSettings,
     ) -> None:
         self._ledger = ledger
         self._identity_auth = identity_auth
         self._tenancy = tenancy
         self._catalogue = catalogue
         self._codes = codes
-        self.limits: Final = limits
+        self.settings: Final = settings
         self.open: dict[str, UiSession] = {}
         """Sessions by the hash of their secret."""
         ledger.on_registers(lambda _: self._end_expired())
@@ -125,7 +118,7 @@ class Sessions:
         same_token = [each for each in self.open.values() if each.principal.token_sha256 == principal.token_sha256]
         if len(same_token) >= PER_CALLER_MAX:
             self.end(min(same_token, key=_used_ms))
-        if len(self.open) >= self.limits.sessions_max:
+        if len(self.open) >= self.settings.sessions_max:
             self.end(min(self.open.values(), key=_used_ms))
         secret = new_token()
         session = UiSession(secret, role, principal, caller, now_ms)
@@ -157,8 +150,8 @@ class Sessions:
 
     def expires_in_ms(self, session: UiSession) -> int:
         """The time until the session ends if it is not used again."""
-        now_ms, limits = self._now_ms(), self.limits
-        return max(0, min(session.used_ms + limits.idle_ms, session.began_ms + limits.session_ms) - now_ms)
+        now_ms, settings = self._now_ms(), self.settings
+        return max(0, min(session.used_ms + settings.idle_ms, session.began_ms + settings.session_ms) - now_ms)
 
     def _has_expired(self, session: UiSession) -> bool:
         if self.expires_in_ms(session) == 0:

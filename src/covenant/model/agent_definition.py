@@ -21,10 +21,12 @@ INDEX: Final = "index"
 RESERVED: Final = frozenset({INDEX, "client", "anonymous", "conversations"})
 """`client@<tenant>` sends the tasks of a tenant's callers; `conversations@<tenant>` keeps their conversations."""
 
+_KEY_FORM: Final = "[A-Za-z0-9_-]{1,64}"
+
 OnLost = Literal["hold", "fail", "requeue"]
 AgentSource = Literal["stored", "file", "code", "builtin"]
 
-AgentKey = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9_-]{1,64}\Z")]
+AgentKey = Annotated[str, msgspec.Meta(pattern=rf"\A{_KEY_FORM}\Z")]
 Line = Annotated[str, msgspec.Meta(max_length=1_000)]
 Prose = Annotated[str, msgspec.Meta(max_length=32_000)]
 Lines = Annotated[tuple[Line, ...], msgspec.Meta(max_length=200)]
@@ -297,6 +299,8 @@ def explain_invalid(message: str, kind: type[msgspec.Struct], under: str = "") -
     placed = _PLACED(message)
     assert placed is not None
     explanation, where = placed[1][:_MESSAGE_LENGTH_MAX], json_pointer(placed[2])
+    if _KEY_FORM in explanation:
+        explanation = "must have 1 to 64 letters, digits, `_` or `-`"
     if allowed := _allowed(kind, where.split("/")[1:]):
         explanation = f"{explanation}; give one of {', '.join(map(repr, allowed))}"
     return f"{under}{where}: {explanation}" if under or where else explanation

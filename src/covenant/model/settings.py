@@ -11,6 +11,7 @@ from typing import Final, Literal
 
 from covenant.model.settings_field import (
     agent_id,
+    auto_switch,
     base_url,
     bucket_url,
     choice,
@@ -29,6 +30,7 @@ DEPTH_MAX: Final = 3
 MESSAGE_BYTES_MAX: Final = MIB
 
 Anonymous = Literal["never", "loopback", "anywhere"]
+AutoSwitch = Literal["auto", "on", "off"]
 RootForm = Literal["both", "1.0"]
 
 
@@ -290,3 +292,20 @@ class PushSettings:
     pause_ms_max: int = setting(HOUR_MS, whole(1, 24 * HOUR_MS), "Longest pause, even if a receiver asks for more.")
     at_once_max: int = setting(32, whole(1, 1_000), "Most deliveries at once; no tenant has more than half of them.")
     at_once_per_host_max: int = setting(4, whole(1, 1_000), "Most deliveries at once of one tenant to one host.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UiSettings:
+    """The dashboard at `/ui`."""
+
+    enabled: AutoSwitch = setting(  # noqa: RUF009  (makes a dataclass field)
+        "auto", auto_switch, "Whether HTTP serves the dashboard; auto: if HTTP listens on a loopback address."
+    )
+    sessions_max: int = setting(
+        256,
+        whole(1, 100_000),
+        "Most browsers that are logged in. Above it the session that was idle longest is logged out.",
+    )
+    idle_ms: int = setting(HOUR_MS, whole(60_000, 24 * HOUR_MS), "How long a session lasts while nobody uses it.")
+    session_ms: int = setting(12 * HOUR_MS, whole(60_000, 7 * 24 * HOUR_MS), "How long a session lasts at most.")
+    feeds_max: int = setting(64, whole(1, 10_000), "Most browsers that follow the feed of changes at once.")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from covenant.daemon.agent_files import list_agent_files, read_agent
+from covenant.daemon.connect import open_outbound
 from covenant.daemon.doctor.ledger_check import check_ledger
 from covenant.daemon.doctor.ledger_repair import BACKUP, CheckFinding, Checkup, bad_finding
 from covenant.daemon.environment import PASSPHRASE_VARIABLE, now_ms, program_environment
@@ -39,7 +40,6 @@ from covenant.daemon.tls_files import key_is_exposed, open_tls
 from covenant.daemon.watched_file import read_home_file
 from covenant.daemon.wiring.core import PRICES_NAME, SERVERS_NAME
 from covenant.daemon.wiring.postgres_storage import import_postgres
-from covenant.daemon.wiring.remote_agents import open_outbound
 from covenant.ledger.embedded.disk import MIB, free_bytes
 from covenant.ledger.embedded.journal.recovery import lock_home
 from covenant.ledger.embedded.journal.segments import list_segments
@@ -92,7 +92,7 @@ def check(home: Path, variables: Mapping[str, str]) -> Checkup:
         lock = lock_home(home)
     except HomeLocked as locked:
         way_out = "nothing is wrong with that; stop it to have the files checked too"
-        return Checkup((*findings, CheckFinding(str(locked), way_out=way_out)))
+        return Checkup((*findings, CheckFinding(str(locked).partition("; ")[0], way_out=way_out)))
     except OSError as error:
         findings.append(_unusable(home, error))
         lock = None
@@ -229,10 +229,13 @@ def _finding_of(error: CovenantError) -> CheckFinding:
 def _locked(home: Path, variables: Mapping[str, str]) -> CheckFinding:
     try:
         passphrase = find_passphrase(variables)
-        if passphrase is None:
-            return CheckFinding(f"{KEY_NAME} is there, locked", way_out=f"a start needs its {PASSPHRASE_VARIABLE}")
+    except (UnsafeHome, SettingsError):
+        passphrase = None  # the check of other files reports it
+    if passphrase is None:
+        return CheckFinding(f"{KEY_NAME} is there, locked", way_out=f"a start needs its {PASSPHRASE_VARIABLE}")
+    try:
         Keystore(home, passphrase).read_key()
-    except (UnsafeHome, SettingsError) as error:
+    except UnsafeHome as error:
         return _finding_of(error)
     return CheckFinding(f"{KEY_NAME} is there, locked, and opens with the passphrase")
 

@@ -309,8 +309,8 @@ async def open_agents(
             remote_concurrency=settings.delegation.remote_concurrency,
         )
         files = AgentFiles(settings.home, catalogue, log)
-        files.refresh()
         sync.serve(served)
+        files.refresh()
         await remotes.prepare()
         await sync.step()
         from_settings, grpc = card_features(settings, servers.value), base.listeners.grpc

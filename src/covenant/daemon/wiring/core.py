@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from covenant.daemon.connect import Outbound, open_outbound
 from covenant.daemon.environment import environment
 from covenant.daemon.home import save_token
 from covenant.daemon.listeners import Listeners, open_listeners
@@ -21,7 +22,6 @@ from covenant.daemon.settings import Settings
 from covenant.daemon.telemetry import Log, Telemetry, open_tracer
 from covenant.daemon.tenant_files import HomeFiles
 from covenant.daemon.watched_file import read_home_file
-from covenant.daemon.wiring.remote_agents import Outbound, open_outbound
 from covenant.daemon.wiring.storage import SYSTEM_CLOCKS, Clocks, Storage, open_storage
 from covenant.doors.http.bearer_auth import TenantAuth
 from covenant.exchange.access.identities import IdentityAdmin

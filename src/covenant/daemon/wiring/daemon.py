@@ -22,7 +22,6 @@ from covenant.model.extras import not_installed
 
 if TYPE_CHECKING:
     from covenant.daemon.wiring.peers import Peers
-    from covenant.peers.peer_services import PeerServices
 
 PEER_PACKAGES: Final = {
     "dns": "dnspython",
@@ -71,10 +70,9 @@ async def open_daemon(
     register = PoolRegister()
     async with (
         open_base(settings, log, register.jobs.__len__, clocks=clocks, archive_process=archive_process) as base,
-        _open_peer_services(base, register) as services,
-        open_agents(base, services.requester if services is not None else None, register, served, reloaded) as agents,
+        _open_peers(base, register) as peers,
+        open_agents(base, peers.requester if peers is not None else None, register, served, reloaded) as agents,
     ):
-        peers = _make_peers(base, services) if services is not None else None
         yield Daemon(base=base, agents=agents, peers=peers, doors=make_doors(base, agents, peers, sources or {}))
 
 
@@ -87,18 +85,12 @@ def _check_extras(settings: Settings) -> None:
 
 
 @asynccontextmanager
-async def _open_peer_services(base: Base, register: PoolRegister) -> AsyncIterator[PeerServices | None]:
+async def _open_peers(base: Base, register: PoolRegister) -> AsyncIterator[Peers | None]:
     """None: peers are switched off."""
     if not base.settings.peers.enabled:
         yield None
         return
-    from covenant.daemon.wiring.peers import open_peer_services  # noqa: PLC0415  (an extra)
+    from covenant.daemon.wiring.peers import open_peers  # noqa: PLC0415  (an extra)
 
-    async with open_peer_services(base, register) as services:
-        yield services
-
-
-def _make_peers(base: Base, services: PeerServices) -> Peers:
-    from covenant.daemon.wiring.peers import Peers  # noqa: PLC0415  (an extra)
-
-    return Peers(base, services)
+    async with open_peers(base, register) as peers:
+        yield peers

@@ -18,12 +18,11 @@ from covenant.daemon.listeners import PEER_CONNECTIONS_MAX, make_server
 from covenant.daemon.schedulers import Scheduler
 from covenant.daemon.settings import HttpSettings, Settings
 from covenant.daemon.settings_loader import Loaded, Source, rows
-from covenant.daemon.tls_files import TlsReloader
 from covenant.daemon.wiring.agents import Agents, check_push
 from covenant.daemon.wiring.core import Base
 from covenant.dashboard.dashboard import Dashboard
 from covenant.dashboard.page_endpoint import HOME
-from covenant.dashboard.sessions import SessionLimits, Sessions
+from covenant.dashboard.sessions import Sessions
 from covenant.doors import native, simple
 from covenant.doors.a2a import cards as a2a_cards
 from covenant.doors.a2a.admission import Admission
@@ -41,7 +40,7 @@ from covenant.doors.http.frame_capture import capture_into
 from covenant.doors.http.host_names import AllowedOrigins, BaseUrl, as_host
 from covenant.doors.http.openapi import routes_of
 from covenant.doors.http.request_body import AnonymousPool
-from covenant.doors.http.server.http_exchange import HttpExchange, NewExchange
+from covenant.doors.http.server.http_exchange import HttpExchange
 from covenant.doors.http.server.http_server import HttpServer
 from covenant.doors.http.server.tls_handshakes import ServerTls
 from covenant.doors.ipc_server import IpcServer
@@ -60,7 +59,6 @@ from covenant.exchange.a2a_service import A2AExchange
 from covenant.exchange.access.principals import LoginCodes
 from covenant.exchange.cards import Cards
 from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.frame_log import FrameLog
 from covenant.exchange.native import Conversations, NativeRuns
 from covenant.exchange.push import PushConfigs
 from covenant.exchange.simple import SimpleExchange, SimpleLimits
@@ -165,19 +163,19 @@ def make_doors(base: Base, agents: Agents, peers: Peers | None, sources: Mapping
     dashboard = _make_dashboard(base, api, codes, base_url) if codes is not None else None
     if dashboard is not None:
         routes += dashboard.routes()
+    new_exchange = capture_into(telemetry.frames) if telemetry.frames is not None else HttpExchange
     door = _make_http(settings.http, api, routes, a2a, agents.notices, dashboard=HOME if dashboard is not None else "")
     traced = TracedDoor(door, telemetry.tracer) if telemetry.tracer.on else door
     return Doors(
         waits=waits,
-        http=make_server(traced, settings.http, door.refusal_form, tls, _new_exchange(telemetry.frames)),
+        http=make_server(traced, settings.http, door.refusal_form, tls, new_exchange),
         peers=_make_peer_server(base, peers, pool, tls),
         ipc=_make_ipc(settings, api),
         dashboard=dashboard,
         grpc=_make_grpc(base, admission, services, tls),
         schedulers=(
-            *(each for each in (mcp, sender, *(dashboard.schedulers if dashboard else ())) if each is not None),
-            *_tls_reloaders(base),
-            *((telemetry.frames,) if telemetry.frames is not None else ()),
+            *(each for each in (mcp, sender, base.listeners.tls, telemetry.frames) if each is not None),
+            *(dashboard.schedulers if dashboard is not None else ()),
         ),
     )
 
@@ -246,15 +244,6 @@ def _make_services(
         ),
         schedules=agents.schedules,
     )
-
-
-def _new_exchange(frames: FrameLog | None) -> NewExchange:
-    return HttpExchange if frames is None else capture_into(frames)
-
-
-def _tls_reloaders(base: Base) -> tuple[Scheduler, ...]:
-    files = base.listeners.tls
-    return (TlsReloader(files, base.telemetry.log),) if files is not None else ()
 
 
 def _server_tls(base: Base) -> ServerTls | None:
@@ -386,10 +375,9 @@ def _listener_url(base: Base) -> str:
 
 
 def _make_dashboard(base: Base, api: ApiContext, codes: LoginCodes, base_url: BaseUrl) -> Dashboard:
-    ui, access, tenancy = base.settings.ui, base.access, base.access.tenant_auth.tenancy
-    limits = SessionLimits(sessions_max=ui.sessions_max, idle_ms=ui.idle_ms, session_ms=ui.session_ms)
+    access, tenancy = base.access, base.access.tenant_auth.tenancy
     sessions = Sessions(
-        base.storage.ledger, access.identity_auth, tenancy, access.catalogue, codes=codes, limits=limits
+        base.storage.ledger, access.identity_auth, tenancy, access.catalogue, codes=codes, settings=base.settings.ui
     )
     return Dashboard(
         api,
@@ -398,7 +386,6 @@ def _make_dashboard(base: Base, api: ApiContext, codes: LoginCodes, base_url: Ba
         node=base.storage.ledger.node,
         operator=base.storage.operator,
         body_bytes_max=base.settings.http.body_bytes_max,
-        feeds_max=ui.feeds_max,
     )
 
 

@@ -87,7 +87,7 @@ def _begin_epoch(base: Base) -> str:
 
 
 @asynccontextmanager
-async def open_peer_services(base: Base, register: PoolRegister) -> AsyncIterator[PeerServices]:
+async def open_peers(base: Base, register: PoolRegister) -> AsyncIterator[Peers]:
     """`register`: the daemon's own agents."""
     keys = base.storage.instance_keys
     assert keys is not None, "there are keys if peers are switched on"
@@ -118,13 +118,14 @@ async def open_peer_services(base: Base, register: PoolRegister) -> AsyncIterato
         stack.push_async_callback(services.directory.stop)
         stack.push_async_callback(services.stop)
         base.telemetry.log.info("peers.on", id=keys.id, peers=len(base.storage.ledger.peers()))
-        yield services
+        yield Peers(base, services)
 
 
 class Peers:
     """The routes for peers, and the operator's view of them. A scheduler of the daemon."""
 
     def __init__(self, base: Base, services: PeerServices) -> None:
+        self.requester = services.requester
         self._base = base
         self._services = services
         self._keys = services.context.keyring

@@ -130,7 +130,7 @@ async def open_shared_blobs(settings: Settings, stack: AsyncExitStack) -> BlobSt
 
 
 async def _open_bucket(settings: Settings, stack: AsyncExitStack) -> S3Objects:
-    from covenant.daemon.wiring.remote_agents import open_outbound  # noqa: PLC0415  (not needed without a bucket)
+    from covenant.daemon.connect import open_outbound  # noqa: PLC0415  (not needed without a bucket)
 
     blobs, variables, place = settings.blobs, environment(), urlsplit(settings.blobs.url)
     names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")

@@ -7,30 +7,21 @@ its token.
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
-import covenant
 from covenant.agents.remote_agent import RemoteAgent, RemoteCancels
-from covenant.daemon.connect import card_or_none
 from covenant.daemon.environment import environment
 from covenant.daemon.telemetry import Log
 from covenant.ledger.contract.ledger import Ledger
 from covenant.model.agent_card import RemoteCard
 from covenant.model.errors import NotFound
-from covenant.model.extras import not_installed
 from covenant.model.task import Target
-from covenant.outbound.address_guard import AddressGuard, NameServerResolver, SystemResolver
 from covenant.outbound.call_errors import NoCard
-from covenant.outbound.http_fetcher import CallObserver, Fetcher
-from covenant.outbound.outbound_settings import OutboundSettings
-from covenant.outbound.remote.card_lookup import CardCache, choose_interfaces, find_card, verified
+from covenant.outbound.http_fetcher import Fetcher
+from covenant.outbound.remote.card_lookup import CardCache, card_or_none, choose_interfaces, find_card, verified
 from covenant.outbound.remote.remote_client import Remote, RemoteOptions
 from covenant.outbound.remote.remote_registry import Credentials, RemoteEntry, RemoteRegistry
-from covenant.outbound.urls import DNS_PORT, read_address
 
 CARDS_MAX: Final = 1_000
 FETCHERS_MAX: Final = 1_000
@@ -120,32 +111,3 @@ class RemoteAgents:
 
 def _credentials(entry: RemoteEntry) -> Credentials:
     return Credentials(entry.url, token=entry.token(environment()), headers=entry.headers)
-
-
-class Outbound(NamedTuple):
-    guard: AddressGuard
-    """Checks URLs that users give."""
-    fetcher: Fetcher
-
-
-@asynccontextmanager
-async def open_outbound(settings: OutboundSettings, observer: CallObserver | None = None) -> AsyncIterator[Outbound]:
-    """No connection is opened before the first call."""
-    timeout_s = settings.connect_ms / 1000
-    resolver = _resolver(settings, timeout_s)
-    guard = AddressGuard(settings.allow, resolver=resolver, resolve_s=timeout_s)
-    fetcher = Fetcher(guard, settings, user_agent=f"covenant/{covenant.__version__}", observer=observer)
-    try:
-        yield Outbound(guard, fetcher)
-    finally:
-        await fetcher.close()
-        resolver.close()
-
-
-def _resolver(settings: OutboundSettings, timeout_s: float) -> SystemResolver | NameServerResolver:
-    if not settings.name_servers:
-        return SystemResolver()
-    if find_spec("dns") is None:
-        raise not_installed("outbound.name_servers", "peers", "dnspython")
-    servers = [read_address(text, DNS_PORT) for text in settings.name_servers]
-    return NameServerResolver(servers, timeout_s=timeout_s)

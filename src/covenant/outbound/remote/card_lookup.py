@@ -268,3 +268,13 @@ class CardCache:
         now_s = self._clock()
         for key in [key for key, kept in self._kept.items() if kept.until_s <= now_s]:
             del self._kept[key]
+
+
+async def card_or_none(lookup: Awaitable[RemoteCard], url: str) -> RemoteCard | None:
+    """The card; None if there is none, but the URL itself may be the agent's."""
+    try:
+        return await lookup
+    except NoCard as missing:
+        if missing.status is None or url.partition("?")[0].endswith(".json"):
+            raise
+        return None
