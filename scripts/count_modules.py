@@ -84,8 +84,8 @@ def count(everything: list[Module]) -> list[Row]:
     found = [module for module in everything if not module.name.startswith(APART)]
     named = [module for module in everything if module.path.stem != "__init__"]
     return [
-        Row("modules", len(found), 376),
-        Row("lines", sum(module.lines for module in found), 88_410),
+        Row("modules", len(found), 374),
+        Row("lines", sum(module.lines for module in found), 87_050),
         _repeated("module names in several packages", ((module.stem, module.name) for module in named), 12),
         _repeated(
             "public class names defined several times",

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -19,13 +20,13 @@ from covenant.agents.model.mcp_tools import McpTools
 from covenant.agents.model.model_agent import ModelAdvisor, ModelAgent
 from covenant.agents.model.toolbox import ToolServices
 from covenant.agents.model.web_fetch import WebPages
+from covenant.agents.remote_agent import RemoteAgents
 from covenant.agents.router import IndexAgent, UnavailableAgent
 from covenant.agents.runtime.job import RunnableAgent
 from covenant.agents.runtime.model_calls import ModelCalls
 from covenant.agents.runtime.worker_pool import WorkerPool
+from covenant.daemon.environment import environment
 from covenant.daemon.keystore import admit_operator
-from covenant.daemon.telemetry import Log
-from covenant.daemon.wiring.remote_agents import RemoteAgents
 from covenant.exchange.a2a_service import A2AExchange, A2ARequest
 from covenant.exchange.access.identities import operator_agent
 from covenant.exchange.access.principals import IdentityAuth
@@ -179,7 +180,7 @@ async def open_agents(
     catalogue = Catalogue(ledger, key)
     resolver = SystemResolver()
     fetcher = Fetcher(AddressGuard(("127.0.0.0/8",), resolver=resolver), OutboundSettings())
-    elsewhere = RemoteAgents(home, fetcher, ledger, depth_max=3, log=Log())
+    elsewhere = RemoteAgents(home, fetcher, ledger, depth_max=3, environment=environment, chance=random.random)
     limits = limits or DelegationSettings(cooldown_ms=0)
     workers = WorkerPool(
         ledger,

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from covenant.agents.remote_agent import RemoteAgents
 from covenant.daemon.connect import open_outbound
+from covenant.daemon.environment import environment
 from covenant.daemon.settings_loader import load
-from covenant.daemon.telemetry import Log
-from covenant.daemon.wiring.remote_agents import RemoteAgents
 from covenant.ledger.embedded.open import memory_ledger
 from covenant.model.errors import Invalid, NotFound
 from covenant.model.task import Target
@@ -34,7 +35,7 @@ async def elsewhere(home: Path, **outbound: str) -> AsyncIterator[RemoteAgents]:
     named = {f"COVENANT_OUTBOUND_{name.upper()}": text for name, text in outbound.items()}
     ledger = await memory_ledger(clock=now_ms)
     async with open_outbound(load({}, named, home=home).settings.outbound) as (_, fetcher):
-        made = RemoteAgents(home, fetcher, ledger, depth_max=3, log=Log())
+        made = RemoteAgents(home, fetcher, ledger, depth_max=3, environment=environment, chance=random.random)
         try:
             yield made
         finally:
@@ -118,7 +119,7 @@ async def test_what_is_wrong_with_the_file_is_in_the_log_once_and_told_to_caller
             assert agents.registered("default", "poor") == "https://y"
             assert agents.registered("default", "nobody") is None
             assert agents.registered("acme", "poor") is None
-    said = [(each.getMessage(), each.fields["entry"]) for each in caplog.records]  # type: ignore[attr-defined]
+    said = [(each.getMessage(), each.entry) for each in caplog.records]  # type: ignore[attr-defined]
     assert sorted(said) == [("remotes.no_token", "poor"), ("remotes.unusable", "fine"), ("remotes.unusable", "typo")]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -20,6 +21,7 @@ from covenant.agents.model.toolbox import ToolServices
 from covenant.agents.model.web_fetch import WebPages, WebSearch
 from covenant.agents.peer_agent import PeerAgent, PeerRequester
 from covenant.agents.process_agent import ProcessAgent
+from covenant.agents.remote_agent import RemoteAgents
 from covenant.agents.retried_agent import RetriedAgent
 from covenant.agents.runtime.job import RunnableAgent
 from covenant.agents.runtime.model_calls import ModelCalls
@@ -32,7 +34,6 @@ from covenant.daemon.tenant_files import MEMORY_NAME
 from covenant.daemon.watched_file import WatchedFile
 from covenant.daemon.wiring.core import PRICES_NAME, SERVERS_NAME, Base, card_features
 from covenant.daemon.wiring.language_models import ModelAgents, Models
-from covenant.daemon.wiring.remote_agents import RemoteAgents
 from covenant.exchange.a2a_service import A2AExchange
 from covenant.exchange.cards import CardFeatures
 from covenant.exchange.catalogue import Catalogue
@@ -285,7 +286,7 @@ async def open_agents(
         stack.push_async_callback(models.close)
         if settings.model.name and models.default is None:
             log.warning("model.unusable", model=settings.model.name, why=models.problem)
-        remotes = RemoteAgents(settings.home, fetcher, ledger, depth_max=settings.delegation.depth_max, log=log)
+        remotes = _make_remotes(base)
         stack.push_async_callback(remotes.close)
         remote_cards = RemoteCards(remotes.registry, remotes.card, time.monotonic)
         services = ToolServices(
@@ -337,6 +338,17 @@ async def open_agents(
 def _reloaders(sync: AgentSync, served: Sequence[LoadedAgent], files: Sequence[ServedFile]) -> Sequence[Scheduler]:
     kept = [agent for agent in served if (agent.path, agent.tenant) not in files]
     return (AgentReloader(files, lambda found: sync.serve([*found, *kept]), Log()),) if files else ()
+
+
+def _make_remotes(base: Base) -> RemoteAgents:
+    return RemoteAgents(
+        base.settings.home,
+        base.outbound.fetcher,
+        base.storage.ledger,
+        depth_max=base.settings.delegation.depth_max,
+        environment=environment,
+        chance=random.random,
+    )
 
 
 def _make_exchange(base: Base, workers: WorkerPool) -> A2AExchange:
