@@ -435,6 +435,45 @@ async def test_usage_of_steps_is_counted_once(pool: PoolUnderTest) -> None:
     assert view.result.metadata == {"usage": {"tokens": 15}}
 
 
+async def test_usage_of_earlier_turns_is_counted_once_with_that_of_steps(pool: PoolUnderTest) -> None:
+    async def work(turn: Turn) -> AsyncIterator[Any]:
+        turn.spend(tokens=40)
+        if turn.turn == 1:
+            yield turn.need_input("which?")
+        await turn.step("think", lambda: turn.spend(tokens=10))
+        await turn.sleep(0)
+        yield "done"
+
+    pool.serve(work)
+    task_id = await pool.send("a")
+    await pool.parked(task_id)
+    await pool.say(task_id, "b")
+    view = await swept(pool, task_id)
+    assert view.result is not None
+    # What a function spends outside of its steps is spent again by each attempt.
+    assert view.result.metadata == {"usage": {"tokens": 40 + 40 + 10 + 40}}
+
+
+async def test_a_later_turn_counts_the_turns_before_it_and_not_its_own_failed_attempts(pool: PoolUnderTest) -> None:
+    async def work(turn: Turn) -> AsyncIterator[Any]:
+        turn.spend(tokens=40)
+        if turn.turn == 1:
+            yield turn.need_input("which?")
+        await turn.step("think", lambda: turn.spend(tokens=10))
+        if turn.attempt == 1:
+            raise ConnectionError
+        yield "done"
+
+    pool.serve(function_agent(work, idempotent=True, attempts=2, backoff=FAST, retry_on=(ConnectionError,)))
+    task_id = await pool.send("a")
+    await pool.parked(task_id)
+    await pool.say(task_id, "b")
+    view = await swept(pool, task_id)
+    assert view.result is not None
+    # The step brings what the attempt that did it had used by then.
+    assert view.result.metadata == {"usage": {"tokens": 40 + (40 + 10) + 40}}
+
+
 async def test_a_turn_that_asks_its_sender_begins_its_steps_anew(pool: PoolUnderTest) -> None:
     done = Done()
 

@@ -360,13 +360,19 @@ class JobBuffer:
     def messages(self) -> tuple[MessageUpdate, ...]:
         return self.leased.messages or (first_message(self.task),)
 
-    async def stored_note(self, name: str) -> Any:
-        """The newest value under this name in the metadata of a stored status, of this turn or an earlier one."""
+    async def stored_note(self, name: str, *, parked: bool = False) -> Any:
+        """The newest value under this name in the metadata of a stored status, of this turn or an earlier one.
+
+        `parked`: only of statuses that ended a turn.
+        """
         found = None
         async for step in self.steps_after(0):
-            if isinstance(step.what, StatusUpdate) and name in (step.what.metadata or {}):
-                assert step.what.metadata is not None
-                found = step.what.metadata[name]
+            status = step.what
+            if isinstance(status, StatusUpdate) and name in (status.metadata or {}):
+                if parked and status.state == "working":
+                    continue
+                assert status.metadata is not None
+                found = status.metadata[name]
         return found
 
     async def durable_steps(self) -> list[StepUpdate]:

@@ -270,9 +270,9 @@ class TokenBudget:
 
 
 class Spending:
-    """`running`: the current usage that is not in the notes yet."""
+    """`running`: the current usage that is not in the notes yet. `earlier`: what the turns before this one used."""
 
-    __slots__ = ("_notes", "budget", "running", "tokens_max")
+    __slots__ = ("_notes", "budget", "earlier", "running", "tokens_max")
 
     def __init__(self, task: Task, notes: dict[str, Any], tokens_max: int = 0) -> None:
         """`tokens_max`: the most tokens of models for a task, with all that it delegates; 0: no limit."""
@@ -281,6 +281,7 @@ class Spending:
         self.budget = TokenBudget(tokens) if tokens is not None else None
         self.tokens_max = min(filter(None, (tokens_max, tokens)), default=0)
         """This task's limit: lower than the general one if its sender asked for that."""
+        self.earlier: Mapping[str, float] = {}
         self.running: Callable[[], Mapping[str, float]] | None = None
 
     def add(self, amounts: Mapping[str, Any], *, delegated: bool = False) -> str | None:
@@ -319,10 +320,10 @@ class Spending:
         return used
 
     @property
-    def own_usage(self) -> dict[str, float]:
-        """The usage without that of delegated work."""
-        delegated = self._notes.get(DELEGATED, {})
-        return {name: amount - delegated.get(name, 0) for name, amount in self.usage.items()}
+    def turn_usage(self) -> dict[str, float]:
+        """The usage of this turn, without that of delegated work."""
+        delegated, earlier = self._notes.get(DELEGATED, {}), self.earlier
+        return {name: used - delegated.get(name, 0) - earlier.get(name, 0) for name, used in self.usage.items()}
 
     @property
     def usage_metadata(self) -> dict[str, Any] | None:
@@ -335,12 +336,20 @@ class Spending:
 
 
 async def recall_usage(job: Job) -> None:
-    """Counts the usage of earlier turns: usage, budget and limits belong to the task, not to a turn."""
-    used = read_usage(await job.stored_note(USAGE))
-    if used:
-        delegated = read_usage(await job.stored_note(DELEGATED))
-        job.notes[USAGE] = used
-        if delegated:
-            job.notes[DELEGATED] = delegated
-        if (budget := job.spending.budget) is not None:
-            budget.spent = tokens_of(used)
+    """Counts what was used before: usage, budget and limits belong to the task, not to a turn.
+
+    In a later turn that is the usage of the turns before it, and not that of its own earlier attempts.
+    """
+    later_turn = job.leased.turn > 1
+    used = read_usage(await job.stored_note(USAGE, parked=later_turn))
+    if not used:
+        return
+    delegated = read_usage(await job.stored_note(DELEGATED, parked=later_turn))
+    job.notes[USAGE] = used
+    if delegated:
+        job.notes[DELEGATED] = delegated
+    spending = job.spending
+    if later_turn:
+        spending.earlier = spending.turn_usage
+    if spending.budget is not None:
+        spending.budget.spent = tokens_of(used)

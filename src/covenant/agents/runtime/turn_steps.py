@@ -64,7 +64,7 @@ class TurnSteps:
         self._written = 0
         """The number of steps that this attempt has written."""
         self._usage: dict[str, float] = {}
-        """The part of the task's usage that its steps have recorded."""
+        """The part of the turn's usage that its steps have recorded."""
 
     @property
     def interrupted(self) -> bool:
@@ -223,7 +223,7 @@ class TurnSteps:
             self._job.spend(dict(self._usage))
 
     def _update(self, step: AskedStep, kind: StepKind, value: Any) -> StepUpdate:
-        used = self._job.spending.own_usage if self._job.has_spent else {}
+        used = self._job.spending.turn_usage if self._job.has_spent else {}
         new = {name: amount - self._usage.get(name, 0) for name, amount in used.items()}
         new = {name: amount for name, amount in new.items() if amount > 0}
         add_usage(self._usage, new)
