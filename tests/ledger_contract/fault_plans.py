@@ -58,9 +58,14 @@ def fail(errno: int, *, written: int = 0) -> Action:
 
 
 class Plan:
-    """The action at the n-th hit of one point; without an action it only counts. Any thread may hit it."""
+    """The action at the n-th hit of one point; without an action it only counts. Any thread may hit it.
 
-    def __init__(self, name: str | None = None, action: Action | None = None, *, nth: int = 1) -> None:
+    `lasting`: at each later hit, too.
+    """
+
+    def __init__(
+        self, name: str | None = None, action: Action | None = None, *, nth: int = 1, lasting: bool = False
+    ) -> None:
         if name is not None and name not in _KNOWN:
             raise ValueError(f"{name!r} is not a crash point; the points are {', '.join(sorted(_KNOWN))}")
         self.hits: Counter[str] = Counter()
@@ -68,13 +73,15 @@ class Plan:
         self._name = name
         self._action = action
         self._nth = nth
+        self._lasting = lasting
         self._lock = threading.Lock()
 
     def hit(self, step: FaultPoint) -> None:
         assert step.name in _KNOWN, f"the point {step.name!r} is missing from POINTS"
         with self._lock:
             self.hits[step.name] += 1
-            due = step.name == self._name and self.hits[step.name] == self._nth
+            hits = self.hits[step.name]
+            due = step.name == self._name and (hits == self._nth or (self._lasting and hits > self._nth))
             self.fired = self.fired or due
         if due and self._action is not None:
             self._action(step)

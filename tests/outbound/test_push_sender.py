@@ -93,7 +93,7 @@ async def test_every_step_is_posted_once_and_in_order_as_a_stream_tells_it(ledge
 @pytest.mark.parametrize("version", ["1.0", "0.3"])
 async def test_a_delivery_does_not_wait_for_the_archive(ledger: Ledger, hook: Receiver, version: str) -> None:
     """The webhook hears of a step as soon as the step is durable, though history cannot be written at all."""
-    with fault_plans.armed(fault_plans.Plan("archive.commit", fault_plans.fail(errno.EIO))):
+    with fault_plans.armed(fault_plans.Plan("archive.commit", fault_plans.fail(errno.EIO), lasting=True)):
         async with pushing(ledger):
             leased = await begin(ledger, 1, PushConfig(url=hook.url(), version=version))
             await hook.got(1)
@@ -107,7 +107,7 @@ async def test_a_delivery_does_not_wait_for_the_archive(ledger: Ledger, hook: Re
 
 
 async def test_one_made_late_in_a_task_does_not_wait_for_the_archive(ledger: Ledger, hook: Receiver) -> None:
-    with fault_plans.armed(fault_plans.Plan("archive.commit", fault_plans.fail(errno.EIO))):
+    with fault_plans.armed(fault_plans.Plan("archive.commit", fault_plans.fail(errno.EIO), lasting=True)):
         async with pushing(ledger):
             leased = await begin(ledger)
             await put(ledger, task_id(1), hook.url())

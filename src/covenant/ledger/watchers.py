@@ -400,7 +400,7 @@ class TaskWatchers:
         elif not seq:
             self.changes.newest += 1
         watches, waiting, contents = self._watches, self._waiting, _CONTENTS
-        lost, push = self._lost, self._push
+        lost = self._lost
         watched: TaskId | None = None
         steps: list[Step] = []
         for event in events:
@@ -411,8 +411,8 @@ class TaskWatchers:
             task_id: TaskId = event.task_id
             if content_of is _end_of and event.cause is not _RESULT and lost is not None:
                 waiting.append((seq, lost, task_id))  # a holder does not stop because of its own result
-            if pushed and push is not None and task_id in pushed:
-                waiting.append((seq, partial(push, task_id), step_of(event, ts_ms)))
+            if pushed and task_id in pushed:
+                waiting.append((seq, partial(self._notify_push, task_id), step_of(event, ts_ms)))
             if task_id in watches and (generation := event.generation):
                 step = Step(generation, ts_ms, content_of(event))
                 if task_id == watched:
@@ -424,21 +424,25 @@ class TaskWatchers:
 
     def _note_invisible(self, event: AnyEvent, seq: int, pushed: Collection[TaskId]) -> None:
         """Notes an event that watches of a task do not see."""
-        waiting, push = self._waiting, self._push
+        waiting = self._waiting
         if isinstance(event, TaskEvent):
             if isinstance(event, TaskRequeued) and self._lost is not None:
                 waiting.append((seq, self._lost, event.task_id))
-            if event.task_id in pushed and push is not None:
-                waiting.append((seq, partial(push, event.task_id), None))
+            if event.task_id in pushed:
+                waiting.append((seq, partial(self._notify_push, event.task_id), None))
         elif isinstance(event, (PushPut, PushDropped)):
-            if push is not None:
-                waiting.append((seq, partial(push, event.task_id), None))
+            waiting.append((seq, partial(self._notify_push, event.task_id), None))
         elif isinstance(event, PeerEvent) and (peer := peer_of(event)) is not None:
             waiting += [(seq, tell, peer) for tell in self._peer]
         elif type(event) is Audited and self._audited is not None:
             waiting.append((seq, self._audited, event))
         elif (changed := _REGISTERS.get(type(event))) is not None:
             waiting += [(seq, listen, changed(event)) for listen in self._registers]
+
+    def _notify_push(self, task_id: TaskId, step: Step | None) -> None:
+        """It may have begun to listen after the record was decided."""
+        if self._push is not None:
+            self._push(task_id, step)
 
     def deliver(self, durable_seq: int) -> None:
         """Passes on changes by records up to this one, which are durable now. 0: all, if records have no numbers."""
