@@ -2,7 +2,10 @@
 
 import ast
 import re
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -54,24 +57,103 @@ def test_the_ipc_page_lists_every_kind_with_its_fields_and_answer() -> None:
     assert documented == served
 
 
-def types_of(value: ast.expr | None) -> list[str]:
-    """Of a literal, or of one literal or another."""
-    either = [value.body, value.orelse] if isinstance(value, ast.IfExp) else [value]
-    return [str(each.value) for each in either if isinstance(each, ast.Constant)]
+AUDITING: Final = ("ledger/machine", "ledger/postgres", "ledger/transfer", "exchange", "daemon", "peers")
+"""The packages that write to the audit. `doors` writes by a function of `exchange`."""
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class RowWriter(NamedTuple):
+    """A function that writes a row of the type that its caller names: `kind` is that parameter."""
+
+    parameters: list[str]
+    kind: str
+    fields: set[str]
+
+
+def functions_in(package: str) -> Iterator[Function]:
+    for path in sorted((ROOT / "src" / "covenant" / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, Function):
+                yield node
+
+
+def row_of(node: ast.AST) -> tuple[ast.expr, set[str]] | None:
+    """The type and the fields, if this is the literal of a row."""
+    if isinstance(node, ast.Dict):
+        keys = [key.value if isinstance(key, ast.Constant) else "" for key in node.keys]
+        if keys[:1] == ["type"]:
+            return node.values[0], set(map(str, keys[1:])) - {""}
+    return None
+
+
+def row_writers() -> dict[str, RowWriter]:
+    found = {}
+    for function in chain.from_iterable(map(functions_in, AUDITING)):
+        parameters = [each.arg for each in function.args.args if each.arg != "self"]
+        for row in filter(None, map(row_of, ast.walk(function))):
+            if isinstance(row[0], ast.Name) and row[0].id in parameters:
+                found[function.name] = RowWriter(parameters, row[0].id, row[1])
+    return found
+
+
+def values_of(value: ast.expr, function: Function) -> list[ast.expr]:
+    """What this expression may be: one value or another, or what the function has assigned to a name."""
+    if isinstance(value, ast.IfExp):
+        return [value.body, value.orelse]
+    if not isinstance(value, ast.Name):
+        return [value]
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign):
+            target, assigned = node.targets[0], node.value
+            both = isinstance(target, ast.Tuple) and isinstance(assigned, ast.Tuple)
+            pairs = zip(target.elts, assigned.elts, strict=True) if both else [(target, assigned)]  # type: ignore[attr-defined]
+            for name, each in pairs:
+                if isinstance(name, ast.Name) and name.id == value.id:
+                    return values_of(each, function)
+    return []
+
+
+def called(node: ast.AST) -> str:
+    function = node.func if isinstance(node, ast.Call) else None
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def keywords_of(call: ast.Call, function: Function, everything: list[Function]) -> set[str]:
+    """The names of the call's keywords, with those of a dict or of the caller's own keywords that it passes on."""
+    names = {each.arg for each in call.keywords if each.arg is not None}
+    for passed in (each.value for each in call.keywords if each.arg is None):
+        for value in values_of(passed, function):
+            names |= {str(key.value) for key in getattr(value, "keys", ()) if isinstance(key, ast.Constant)}
+        if function.args.kwarg is not None and getattr(passed, "id", "") == function.args.kwarg.arg:
+            for caller in everything:
+                calls = [each for each in ast.walk(caller) if called(each) == function.name]
+                names |= {word.arg for each in calls for word in each.keywords if word.arg}  # type: ignore[attr-defined]
+    return names
 
 
 def audit_rows_in_source() -> dict[str, set[str]]:
-    """The type and fields of each literal row in the packages that write to the audit."""
+    """The type and fields of each row that is written as a literal, or by a function that is given its type."""
     found: dict[str, set[str]] = {}
-    for package in ("ledger/machine", "ledger/postgres", "ledger/transfer", "exchange", "daemon", "peers"):
-        for path in sorted((ROOT / "src" / "covenant" / package).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.Dict):
-                    keys = [key.value for key in node.keys if isinstance(key, ast.Constant)]
-                    for kind in types_of(node.values[0]) if keys[:1] == ["type"] else ():
-                        # What servers and applications tell each other begins so as well, and so do events.
-                        if not kind.startswith("http") and kind not in TASK_EVENT_TAGS:
-                            found.setdefault(kind, set()).update(map(str, keys[1:]))
+    writers = row_writers()
+    auditing = [*chain.from_iterable(map(functions_in, AUDITING))]
+    everything = [*auditing, *functions_in("doors")]
+    literals = set(map(id, auditing))
+
+    def add(kinds: Iterable[ast.expr], fields: set[str]) -> None:
+        for kind in (str(each.value) for each in kinds if isinstance(each, ast.Constant)):
+            # What servers and applications tell each other begins so as well, and so do events.
+            if not kind.startswith("http") and kind not in TASK_EVENT_TAGS:
+                found.setdefault(kind, set()).update(fields)
+
+    for function in everything:
+        for node in ast.walk(function):
+            if id(function) in literals and (row := row_of(node)) is not None:
+                add(values_of(row[0], function), row[1])
+            elif isinstance(node, ast.Call) and (writer := writers.get(called(node))) is not None:
+                given = dict(zip(writer.parameters, node.args, strict=False))
+                kind = given.get(writer.kind)
+                fields = keywords_of(node, function, everything) - set(writer.parameters)
+                add(values_of(kind, function) if kind is not None else (), writer.fields | fields)
     return found
 
 
