@@ -34,3 +34,9 @@ def test_usage_names_its_counts_in_one_cell(capsys: pytest.CaptureFixture[str]) 
     assert "…" not in out
     assert "12 offers, 11 accepted," in out
     assert "rejected" not in out
+
+
+def test_usage_that_is_kept_without_its_peer_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"day": "2026-11-19", "role": "requester", "peer": "laboratory", "profile": None, **dict.fromkeys(COUNTED, 1)}
+    print_table(("day", "as", "peer", "profile", "counts"), [_usage_row(row)])
+    assert "laboratory  -" in capsys.readouterr().out

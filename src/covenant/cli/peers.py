@@ -286,7 +286,7 @@ def usage(call: Invocation, *, peer: str | None, profile: str | None, role: str 
 
 def _usage_row(each: dict[str, Any]) -> tuple[str, ...]:
     """In a narrow terminal, one cell has the counts that are not zero."""
-    about = (each["day"], each["role"], *(brief(each[name], 64) for name in ("peer", "profile")))
+    about = (each["day"], each["role"], *(brief(each[name] or "-", 64) for name in ("peer", "profile")))
     if narrow():
         return "", *about, ", ".join(f"{each[name]} {name}" for name in COUNTED if each[name])
     return "", *about, *(str(each[name]) for name in COUNTED)
