@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Iterable
 
@@ -190,6 +191,30 @@ class BlobSuite:
         asked.clear()
         assert (await store.collect(known, LATER_MS, LATER_MS - 1)).looked == 0
         assert asked == []
+
+    async def test_a_reference_is_no_younger_than_its_blob(self, store: BlobStore) -> None:
+        """Between the two times a round may end, and the next round leaves out the blob, which is older."""
+        asked: list[TaskId] = []
+
+        async def known(each: TaskId) -> bool:
+            asked.append(each)
+            return True
+
+        async def looked_up(blob: Blob) -> set[TaskId]:
+            asked.clear()
+            (stored,) = [each for each in await store.listing(ACME, "", 100) if each.sha256 == blob.sha256]
+            while (await store.collect(known, stored.stored_at_ms + 1)).more:
+                pass
+            return set(asked)
+
+        for number in range(20):
+            writer = await store.writer(ACME, QUOTA)
+            await writer.write(str(number).encode())
+            await asyncio.sleep(0.005)  # whoever sends the bytes ends the upload when they like
+            blob = await writer.finish(task_id(number))
+            assert task_id(number) in await looked_up(blob)
+            await store.refer(ACME, blob.sha256, task_id(100 + number))
+            assert task_id(100 + number) in await looked_up(blob)
 
     async def test_what_is_young_is_not_collected_whoever_knows_it(self, store: BlobStore) -> None:
         """A decision that is about to refer to it may not be committed yet."""

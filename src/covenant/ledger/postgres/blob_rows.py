@@ -185,7 +185,7 @@ class BlobRows:
         return faults
 
     async def damaged_upload(self, space: str, sha256: str) -> int | None:
-        """The upload of a blob key bytes are damaged; None if they are intact."""
+        """The upload of a blob whose bytes are damaged; None if they are intact."""
         rows = await self.rows("find", space=space, sha256=sha256, task_id=None)
         damaged = bool(rows) and await self._fault(space, sha256) is not None
         return rows[0]["upload_id"] if damaged else None

@@ -39,8 +39,9 @@ WITH new AS (
 INSERT INTO blob_upload (id, begun_at_ms) OVERRIDING SYSTEM VALUE SELECT :damaged::bigint, 0 FROM new RETURNING id
 
 -- :refer
+-- After `touch` or `publish`. As old as its blob: rounds that would find a younger one leave out the older blob.
 INSERT INTO blob_reference (space, sha256, task_id, made_at_ms)
-VALUES (:space, :sha256, :task_id, extract(epoch FROM clock_timestamp()) * 1000)
+SELECT space, sha256, :task_id::text, stored_at_ms FROM blob WHERE space = :space AND sha256 = :sha256
 ON CONFLICT (space, sha256, task_id) DO UPDATE SET made_at_ms = EXCLUDED.made_at_ms
 
 -- :find
