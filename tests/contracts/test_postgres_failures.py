@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from covenant.ledger.postgres.connections import Connections
 from covenant.ledger.postgres.database_admin import find_troubles, mark_restored
 from covenant.ledger.postgres.migrations import NotDurable
 from covenant.ledger.postgres.open_postgres import open_postgres_ledger
+from covenant.ledger.postgres.postgres_ledger import PostgresLedger
 from covenant.ledger.postgres.sql import Statement
 from covenant.model.errors import Unavailable
 from covenant.model.ids import TaskId
@@ -222,7 +224,11 @@ async def test_the_doctor_names_a_synchronous_standby_that_is_away(folder: Path)
         await asyncio.to_thread(server.stop)
 
 
-async def test_a_daemon_a_start_and_a_command_name_a_synchronous_standby_that_is_away(folder: Path) -> None:
+@pytest.mark.parametrize("looked", [True, False])
+async def test_a_daemon_a_start_and_a_command_name_a_synchronous_standby_that_is_away(
+    folder: Path, *, looked: bool
+) -> None:
+    """`looked`: whether the daemon had read the news of the others before."""
     server = make_server(folder, "primary")
     await asyncio.to_thread(server.prepare)
     await asyncio.to_thread(server.start)
@@ -230,7 +236,14 @@ async def test_a_daemon_a_start_and_a_command_name_a_synchronous_standby_that_is
         engine = PostgresEngine(server.url("postgres"), lease_ms=LEASE_MS)
         driver = LedgerDriver(await engine.open(), engine.clock)
         fix = "take it out of synchronous_standby_names"
-        await execute(engine.url, "ALTER SYSTEM SET synchronous_standby_names = 'nobody'", "SELECT pg_reload_conf()")
+        assert isinstance(driver.ledger, PostgresLedger)
+        membership = driver.ledger._membership
+        async with membership._busy:
+            await execute(
+                engine.url, "ALTER SYSTEM SET synchronous_standby_names = 'nobody'", "SELECT pg_reload_conf()"
+            )
+            await until(partial(_has_setting, engine.url, "synchronous_standby_names", "nobody"))
+            membership._looked = looked
 
         async def is_named() -> bool:
             return fix in ((await driver.ledger.counts()).failure or "")
@@ -269,6 +282,14 @@ async def test_a_caller_whose_commit_waits_for_a_standby_is_told_of_the_standby(
         await engine.close()
     finally:
         await asyncio.to_thread(server.stop)
+
+
+async def _has_setting(url: str, name: str, value: str) -> bool:
+    connection = await asyncpg.connect(url)
+    try:
+        return bool(await connection.fetchval("SELECT current_setting($1)", name) == value)
+    finally:
+        connection.terminate()
 
 
 async def _send_until_refused(driver: LedgerDriver) -> None:

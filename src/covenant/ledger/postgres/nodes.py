@@ -123,7 +123,7 @@ class Membership:
         self._fresh_s = asyncio.get_running_loop().time()
         """When the last round that succeeded began: this node knows what the others wrote before."""
         self._beat_due = self._looked = False
-        """`_looked`: a round has succeeded. Before the first one nothing is refused, since a start may take long."""
+        """`_looked`: a round has succeeded. Before the first one, silence is no reason to refuse: a start may take long."""
         self.singletons = Singletons(node, self._is_current, self.beat_now)
         self.written = joined.seq
         """The number of this node's last batch."""
@@ -145,7 +145,7 @@ class Membership:
         """Raises Unavailable if this node may have been declared lost, or knows that it was."""
         if self.refusal is not None:
             raise self.refusal
-        if self._looked and self._is_silent():
+        if self._is_silent() and (self._looked or self.trouble is not None):
             silent_s = f"{self.silent_ms / 1_000:.1f} s"
             raise Unavailable(
                 "database_unavailable",
