@@ -89,8 +89,8 @@ class OpenBatch:
                 results[command.sender] = results.get(command.sender, 0) + command.count
         if queues or results:
             for taken, more in ((self._queues, queues), (self._results, results)):
-                for whose in more:
-                    taken[whose] = more[whose] = taken.get(whose, 0) + more[whose]
+                for owner in more:
+                    taken[owner] = more[owner] = taken.get(owner, 0) + more[owner]
             recent.load_heads(self.work, counters, queues, results)
 
     def decide(self, item: Item, recent: RecentTasks, clock: Clock, new_id: Callable[[], str]) -> bool:

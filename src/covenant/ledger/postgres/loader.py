@@ -140,14 +140,14 @@ class Loader:
             for row in rows:
                 into.load(WantBody(TaskId(row["task_id"])), decode_task(row["task_body"]))
 
-    async def _line(self, name: str, floors: Floors, whose: str, count: int) -> Sequence[Row]:
+    async def _line(self, name: str, floors: Floors, owner: str, count: int) -> Sequence[Row]:
         """The first rows of a queue, or of a sender's results."""
-        floor = floors.look(whose)
-        rows = await self.rows(name, whose=whose, floor=floor, count=count)
+        floor = floors.look(owner)
+        rows = await self.rows(name, owner=owner, floor=floor, count=count)
         if floor != LOWEST and len(rows) < count:
-            rows = await self.rows(name, whose=whose, floor=LOWEST, count=count)
+            rows = await self.rows(name, owner=owner, floor=LOWEST, count=count)
         if rows:
-            floors.note_first(whose, rows[0]["queue_place"])
+            floors.note_first(owner, rows[0]["queue_place"])
         return rows
 
     async def recipients(self, into: BatchState, wants: Sequence[WantRecipients]) -> None:

@@ -70,24 +70,24 @@ class RecentTasks:
         found = _line(entry, slot)
         if found is None or (entry.state is QUEUED and entry.body_on_disk):
             return
-        state, whose, place = found
+        state, owner, place = found
         lines = self._lines[state]
-        line = lines.setdefault(whose, OrderedDict())
+        line = lines.setdefault(owner, OrderedDict())
         behind = not line or place > next(reversed(line))
         line[place] = entry.task.id
         if not behind:
-            lines[whose] = OrderedDict(sorted(line.items()))
+            lines[owner] = OrderedDict(sorted(line.items()))
 
     def _leave(self, entry: Entry, slot: Slot) -> None:
         found = _line(entry, slot)
         if found is None:
             return
-        state, whose, place = found
-        line = self._lines[state].get(whose)
+        state, owner, place = found
+        line = self._lines[state].get(owner)
         if line is not None:
             line.pop(place, None)
             if not line:
-                del self._lines[state][whose]
+                del self._lines[state][owner]
 
     def load_heads(
         self,
@@ -107,14 +107,14 @@ class RecentTasks:
                 work.results.heads[sender].load(rows, limit)
 
     def _head(
-        self, work: BatchState, state: State, whose: str, counted: int, count: int
+        self, work: BatchState, state: State, owner: str, counted: int, count: int
     ) -> tuple[list[tuple[int, TaskId]], int]:
         lines = self._lines[state]
-        line = lines.get(whose)
+        line = lines.get(owner)
         if line is None:
             return [], 0
         if len(line) != counted:
-            del lines[whose]  # another node has changed the line: it is known again once it was empty
+            del lines[owner]  # another node has changed the line: it is known again once it was empty
             return [], 0
         rows = list(islice(line.items(), count))
         for _, task_id in rows:
