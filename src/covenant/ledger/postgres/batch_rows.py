@@ -215,17 +215,17 @@ def _removed(prefix: str, name: str, places: Iterable[tuple[str, int]]) -> dict[
 
 
 def taken_heads(prefix: str, name: str, places: Iterable[tuple[str, int]], floors: Floors) -> dict[str, Any]:
-    """The range of places of the first tasks that left each line, and their number: the gate counts the tasks there."""
-    lines: dict[str, list[int]] = {}
+    """The range of places of the first tasks that left each queue, and how many they are: the gate counts them."""
+    queues: dict[str, list[int]] = {}
     for owner, place in places:
-        lines.setdefault(owner, []).append(place)
-    if not lines:
+        queues.setdefault(owner, []).append(place)
+    if not queues:
         return {}
     return {
-        f"{prefix}_{name}": list(lines),
-        f"{prefix}_first": [min(floors.at(owner), *at) for owner, at in lines.items()],
-        f"{prefix}_last": [max(at) for at in lines.values()],
-        f"{prefix}_count": [len(at) for at in lines.values()],
+        f"{prefix}_{name}": list(queues),
+        f"{prefix}_first": [min(floors.at(owner), *at) for owner, at in queues.items()],
+        f"{prefix}_last": [max(at) for at in queues.values()],
+        f"{prefix}_count": [len(at) for at in queues.values()],
     }
 
 

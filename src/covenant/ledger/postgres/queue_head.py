@@ -19,7 +19,7 @@ LAG_S: Final = 1.0
 """After this time, the batches of other nodes that began before a place was seen to be first are committed, except
 stragglers."""
 LOOK_S: Final = 1.0
-LINES_MAX: Final = 20_000
+QUEUES_MAX: Final = 20_000
 LOWEST: Final = -(1 << 62)
 """Below every place. The places of high priorities may be below 0."""
 
@@ -90,10 +90,10 @@ class QueueHead:
         return count + len(self._taken)
 
 
-class BatchLines:
+class BatchQueues:
     """The queues of recipients, or the results of senders, in a batch: the loaded heads, and the changes to write.
 
-    `of_all`: there is a line of all owners, too, under None.
+    `of_all`: there is a queue of all owners, too, under None.
     """
 
     def __init__(self, *, of_all: bool = False) -> None:
@@ -203,7 +203,7 @@ class Floors:
         """Notes the first place of a queue."""
         floor = self._floors.get(owner)
         if floor is None:
-            if len(self._floors) >= LINES_MAX:
+            if len(self._floors) >= QUEUES_MAX:
                 self._floors.clear()
             floor = self._floors[owner] = _Floor(self._clock_s())
         if place < floor.place:
