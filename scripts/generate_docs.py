@@ -17,11 +17,12 @@ CLI_INTRO: Final = """# The command line
 
 <!-- Written by `make docs` from src/covenant/cli. Do not edit. -->
 
-Every command except `serve`, `init`, `settings`, `doctor`, `passphrase`, `restore` and `prove` talks to a running
-daemon over the socket in its home; `backup` does if one runs. Data goes to stdout, messages to stderr. `--json` gives
-exactly one JSON object on stdout, also for a refusal and for wrong usage: `{"kind": "error", "code": …,
-"message": …}`. In the shapes below, a field that ends in `?` is left out when it is empty; all others are always there,
-`null` included.
+A command talks to a running daemon over the socket in its home, except: `serve`, `init`, `settings`, `doctor`,
+`passphrase` and `restore`; `ledger init`, `migrate`, `move` and `restored`; `peers rotate-identity`, `revocation` and
+`verify-proof`; `call`, `card` and `prove`, which talk to any A2A server; `version` and `completion`. `backup` talks to
+a daemon if one runs. Data goes to stdout, messages to stderr. `--json` gives exactly one JSON object on stdout, also
+for a refusal and for wrong usage: `{"kind": "error", "code": …, "message": …}`. In the shapes below, a field that
+ends in `?` is left out when it is empty; all others are always there, `null` included.
 
 | exit code | meaning |
 |---|---|

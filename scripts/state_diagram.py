@@ -17,8 +17,8 @@ The ledger refuses every other event in a state.
 
 MEANINGS = {
     State.QUEUED: "waits for a holder",
-    State.LEASED: "one holder works on it; the lease never ends by itself",
-    State.PARKED: "waits, without a lease, for its next message",
+    State.LEASED: "one holder works on it; its lease never expires",
+    State.PARKED: "waits, without a lease, for its next message, a signal or a time",
     State.FOLLOWING: "an earlier task does the same work; this task gets the same result",
     State.SETTLED: "ended, once; the sender has not taken the result",
     State.DRAINED: "ended, and the sender has the result",

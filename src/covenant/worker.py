@@ -62,7 +62,7 @@ class WorkerJob:
         self._calls = 0
         self._usage: dict[str, float] = {}
         self._unacknowledged: Update | None = None
-        """An update that is being sent, or whose sender was cancelled before the daemon had acknowledged it."""
+        """An update that is being sent, or whose sender was canceled before the daemon had acknowledged it."""
         self.task = taken.task
         self.lease_id = taken.lease.lease_id
         self.attempt = taken.lease.attempt
@@ -237,7 +237,7 @@ class Worker:
                             running = jobs.create_task(self._run_job(job, waiting))
                             running.add_done_callback(lambda _: free.release())
             finally:
-                # A cancelled worker may have taken tasks that it has not begun.
+                # A canceled worker may have taken tasks that it has not begun.
                 for request_id in waiting.values():
                     await finish_despite_cancel(client.abandon(request_id))
 
@@ -267,8 +267,8 @@ class Worker:
             if own is not None and own.cancelling():
                 raise
             if _is_lost(renewing):
-                return  # the lease is lost, and the work is cancelled with it
-            # Neither a stop nor a lost lease: the handler awaited something of its own that was cancelled.
+                return  # the lease is lost, and the work is canceled with it
+            # Neither a stop nor a lost lease: the handler awaited something of its own that was canceled.
             log.exception("worker.failed", extra={"task_id": job.task.id})
             result = error_result(job.task.id, "the worker failed")
         except Refusal as refusal:
@@ -285,7 +285,7 @@ class Worker:
         await self._finish(job, result)
 
     async def _call_handler(self, job: WorkerJob, waiting: dict[WorkerJob, str]) -> Any:
-        """Calls the handler. From here on the task has begun: one that is cancelled earlier is given back."""
+        """Calls the handler. From here on the task has begun: one that is canceled earlier is given back."""
         assert self._handler is not None
         del waiting[job]
         return await self._handler(job)

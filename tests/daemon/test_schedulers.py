@@ -50,7 +50,7 @@ class Clocks:
         self.wall_ms += ms
 
 
-class Town:
+class SchedulersUnderTest:
     """An operator who may send to bob, on a ledger in memory."""
 
     def __init__(self, ledger: EmbeddedLedger, clocks: Clocks, operator: Principal, registry: IdentityAdmin) -> None:
@@ -82,7 +82,7 @@ class Town:
 
 
 @pytest.fixture
-async def town() -> AsyncIterator[Town]:
+async def under_test() -> AsyncIterator[SchedulersUnderTest]:
     clocks = Clocks()
     ledger = await memory_ledger(clock=lambda: clocks.wall_ms, monotonic_ms=lambda: clocks.steady_ms)
     key = new_private_key()
@@ -91,75 +91,77 @@ async def town() -> AsyncIterator[Town]:
     principal = await admit_operator(ledger, operator, new_token(), saved.append)
     registry = IdentityAdmin(ledger, IdentityAuth(ledger, operator), operator, key, saved.append)
     await registry.grant(principal, "a2a.send.bob@host")
-    yield Town(ledger, clocks, principal, registry)
+    yield SchedulersUnderTest(ledger, clocks, principal, registry)
     await ledger.close()
 
 
-def sweeper(town: Town) -> Sweeper:
-    return Sweeper(town.ledger, town.operator.agent, log=Log())
+def sweeper(under_test: SchedulersUnderTest) -> Sweeper:
+    return Sweeper(under_test.ledger, under_test.operator.agent, log=Log())
 
 
-async def test_a_queued_task_past_its_deadline_is_settled_by_the_next_sweep(town: Town) -> None:
-    task_id = await town.send(deadline_in_ms=1_000)
-    sweep = sweeper(town)
+async def test_a_queued_task_past_its_deadline_is_settled_by_the_next_sweep(under_test: SchedulersUnderTest) -> None:
+    task_id = await under_test.send(deadline_in_ms=1_000)
+    sweep = sweeper(under_test)
     swept = await sweep.step()
     assert swept is not None
     assert swept.expired == ()
-    town.clocks.pass_time(2_000)
+    under_test.clocks.pass_time(2_000)
     swept = await sweep.step()
     assert swept is not None
     assert swept.expired == (task_id,)
-    assert await town.state(task_id) == "result_pending"
+    assert await under_test.state(task_id) == "result_pending"
 
 
-async def test_a_backlog_is_swept_in_one_step(town: Town) -> None:
-    sent = [await town.send(deadline_in_ms=1_000) for _ in range(250)]
-    sweep = sweeper(town)
-    town.clocks.pass_time(2_000)
+async def test_a_backlog_is_swept_in_one_step(under_test: SchedulersUnderTest) -> None:
+    sent = [await under_test.send(deadline_in_ms=1_000) for _ in range(250)]
+    sweep = sweeper(under_test)
+    under_test.clocks.pass_time(2_000)
     swept = await sweep.step()
     assert swept is not None
     assert not swept.more
-    assert [await town.state(task_id) for task_id in sent] == ["result_pending"] * 250
+    assert [await under_test.state(task_id) for task_id in sent] == ["result_pending"] * 250
 
 
 @pytest.mark.parametrize("step_ms", [STEP_MS + 1, -STEP_MS - 1], ids=["forward", "back"])
-async def test_a_step_of_the_clock_pauses_the_sweep_and_is_reported(town: Town, step_ms: int) -> None:
-    task_id = await town.send(deadline_in_ms=1_000)
-    sweep = sweeper(town)
-    town.clocks.set_wall(step_ms)
+async def test_a_step_of_the_clock_pauses_the_sweep_and_is_reported(
+    under_test: SchedulersUnderTest, step_ms: int
+) -> None:
+    task_id = await under_test.send(deadline_in_ms=1_000)
+    sweep = sweeper(under_test)
+    under_test.clocks.set_wall(step_ms)
     assert await sweep.step() is None
-    assert await town.state(task_id) == "queued"
-    rows = [row for row in await town.audit_types() if "clock_stepped" in row]
+    assert await under_test.state(task_id) == "queued"
+    rows = [row for row in await under_test.audit_types() if "clock_stepped" in row]
     assert len(rows) == 1
     assert f'"step_ms":{step_ms}' in rows[0]
-    town.clocks.pass_time(PAUSE_MS - 1)
+    under_test.clocks.pass_time(PAUSE_MS - 1)
     assert await sweep.step() is None
-    town.clocks.pass_time(1)
+    under_test.clocks.pass_time(1)
     assert await sweep.step() is not None
 
 
 async def test_a_step_of_the_clock_while_a_row_is_written_has_a_row_too(
-    town: Town, monkeypatch: pytest.MonkeyPatch
+    under_test: SchedulersUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commit, sweep = town.ledger.commit, sweeper(town)
+    commit, sweep = under_test.ledger.commit, sweeper(under_test)
 
     async def step_and_commit(command: Any) -> Any:
         monkeypatch.undo()
-        town.clocks.set_wall(-2 * STEP_MS)
-        town.ledger.now_ms()
+        under_test.clocks.set_wall(-2 * STEP_MS)
+        under_test.ledger.now_ms()
         return await commit(command)
 
-    monkeypatch.setattr(town.ledger, "commit", step_and_commit)
-    town.clocks.set_wall(3 * STEP_MS)
+    monkeypatch.setattr(under_test.ledger, "commit", step_and_commit)
+    under_test.clocks.set_wall(3 * STEP_MS)
     for _ in range(2):
         assert await sweep.step() is None
-    assert await steps_in_audit(town) == [3 * STEP_MS, -2 * STEP_MS]
+    assert await steps_in_audit(under_test) == [3 * STEP_MS, -2 * STEP_MS]
 
 
 async def test_a_step_whose_row_was_written_is_not_written_again_after_a_refusal(
-    town: Town, monkeypatch: pytest.MonkeyPatch
+    under_test: SchedulersUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commit, sweep, rows = town.ledger.commit, sweeper(town), list[object]()
+    commit, sweep, rows = under_test.ledger.commit, sweeper(under_test), list[object]()
 
     async def refuse_the_second(command: Any) -> Any:
         rows.append(command)
@@ -167,74 +169,78 @@ async def test_a_step_whose_row_was_written_is_not_written_again_after_a_refusal
             raise Unavailable("storage_failed", "the disk is full")
         return await commit(command)
 
-    monkeypatch.setattr(town.ledger, "commit", refuse_the_second)
+    monkeypatch.setattr(under_test.ledger, "commit", refuse_the_second)
     for step_ms in (3 * STEP_MS, -2 * STEP_MS):
-        town.clocks.set_wall(step_ms)
-        town.ledger.now_ms()
+        under_test.clocks.set_wall(step_ms)
+        under_test.ledger.now_ms()
     with pytest.raises(Unavailable):
         await sweep.step()
     assert await sweep.step() is None
-    assert await steps_in_audit(town) == [3 * STEP_MS, -2 * STEP_MS]
+    assert await steps_in_audit(under_test) == [3 * STEP_MS, -2 * STEP_MS]
 
 
-async def steps_in_audit(town: Town) -> list[int]:
+async def steps_in_audit(under_test: SchedulersUnderTest) -> list[int]:
     """The steps that have a row, in the order of their rows."""
-    return [int(found[1]) for row in await town.audit_types() if (found := re.search(r'"step_ms":(-?\d+)', row))]
+    return [int(found[1]) for row in await under_test.audit_types() if (found := re.search(r'"step_ms":(-?\d+)', row))]
 
 
-async def test_a_clock_that_is_set_right_again_has_expired_nothing(town: Town) -> None:
-    task_id = await town.send(deadline_in_ms=PAUSE_MS * 10)
-    sweep = sweeper(town)
-    town.clocks.set_wall(PAUSE_MS * 60)
+async def test_a_clock_that_is_set_right_again_has_expired_nothing(under_test: SchedulersUnderTest) -> None:
+    task_id = await under_test.send(deadline_in_ms=PAUSE_MS * 10)
+    sweep = sweeper(under_test)
+    under_test.clocks.set_wall(PAUSE_MS * 60)
     assert await sweep.step() is None
-    town.clocks.set_wall(-PAUSE_MS * 60)
+    under_test.clocks.set_wall(-PAUSE_MS * 60)
     assert await sweep.step() is None
-    town.clocks.pass_time(PAUSE_MS)
+    under_test.clocks.pass_time(PAUSE_MS)
     swept = await sweep.step()
     assert swept is not None
     assert swept.expired == ()
-    assert await town.state(task_id) == "queued"
+    assert await under_test.state(task_id) == "queued"
 
 
-async def test_a_drift_below_a_minute_is_no_step(town: Town) -> None:
-    sweep = sweeper(town)
-    town.clocks.set_wall(STEP_MS)
+async def test_a_drift_below_a_minute_is_no_step(under_test: SchedulersUnderTest) -> None:
+    sweep = sweeper(under_test)
+    under_test.clocks.set_wall(STEP_MS)
     assert await sweep.step() is not None
 
 
-def retries(town: Town, **policy: int) -> RetryScheduler:
-    return RetryScheduler(town.ledger, town.operator, RetryPolicy(enabled=True, **policy), interval_ms=1, log=Log())
+def retries(under_test: SchedulersUnderTest, **policy: int) -> RetryScheduler:
+    return RetryScheduler(
+        under_test.ledger, under_test.operator, RetryPolicy(enabled=True, **policy), interval_ms=1, log=Log()
+    )
 
 
-async def test_a_scheduled_retry_needs_the_capability_and_leaves_its_row_without_it(town: Town) -> None:
-    assert await retries(town).step() is None
-    rows = [row for row in await town.audit_types() if "a2a_auto_retry_scheduler_scan" in row]
+async def test_a_scheduled_retry_needs_the_capability_and_leaves_its_row_without_it(
+    under_test: SchedulersUnderTest,
+) -> None:
+    assert await retries(under_test).step() is None
+    rows = [row for row in await under_test.audit_types() if "a2a_auto_retry_scheduler_scan" in row]
     assert len(rows) == 1
     assert "a2a.repair.requeue" in rows[0]
 
 
-async def test_a_scheduled_retry_requeues_stale_idempotent_work_only(town: Town) -> None:
-    await town.registry.grant(town.operator, "a2a.repair.requeue")
-    unsafe, safe = await town.send(), await town.send(key="k")
-    await town.exchange.take(town.operator, everyone=True, count=2)
-    report = await retries(town, min_lease_age_ms=1_000).step()
+async def test_a_scheduled_retry_requeues_stale_idempotent_work_only(under_test: SchedulersUnderTest) -> None:
+    await under_test.registry.grant(under_test.operator, "a2a.repair.requeue")
+    unsafe, safe = await under_test.send(), await under_test.send(key="k")
+    await under_test.exchange.take(under_test.operator, everyone=True, count=2)
+    report = await retries(under_test, min_lease_age_ms=1_000).step()
     assert report is not None
     assert report.requeued == ()
-    town.clocks.pass_time(1_000)
-    report = await retries(town, min_lease_age_ms=1_000).step()
+    under_test.clocks.pass_time(1_000)
+    report = await retries(under_test, min_lease_age_ms=1_000).step()
     assert report is not None
     assert [each.task_id for each in report.requeued] == [safe]
     assert [(each.task_id, each.reason) for each in report.skipped] == [(unsafe, "missing_idempotency")]
 
 
-async def test_the_retry_scheduler_sleeps_before_its_first_pass(town: Town) -> None:
-    scheduler = RetryScheduler(town.ledger, town.operator, RetryPolicy(), interval_ms=3_600_000, log=Log())
+async def test_the_retry_scheduler_sleeps_before_its_first_pass(under_test: SchedulersUnderTest) -> None:
+    scheduler = RetryScheduler(under_test.ledger, under_test.operator, RetryPolicy(), interval_ms=3_600_000, log=Log())
     running = asyncio.ensure_future(scheduler.run())
     await asyncio.sleep(0)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert not any("scheduler_scan" in row for row in await town.audit_types())
+    assert not any("scheduler_scan" in row for row in await under_test.audit_types())
 
 
 async def test_maintenance_reports_what_was_dropped_and_survives_a_failure() -> None:
@@ -250,16 +256,16 @@ async def test_maintenance_reports_what_was_dropped_and_survives_a_failure() -> 
     assert [await maintenance.step() for _ in range(3)] == [None, 3, None]
 
 
-async def test_a_stopping_mailbox_hands_out_nothing_and_takes_results(town: Town) -> None:
-    await town.registry.grant(town.operator, "a2a.respond.operator@local")
-    await town.send()
-    await town.send()
-    leased = (await town.exchange.take(town.operator, everyone=True)).tasks[0]
-    town.exchange.leasing = False
+async def test_a_stopping_mailbox_hands_out_nothing_and_takes_results(under_test: SchedulersUnderTest) -> None:
+    await under_test.registry.grant(under_test.operator, "a2a.respond.operator@local")
+    await under_test.send()
+    await under_test.send()
+    leased = (await under_test.exchange.take(under_test.operator, everyone=True)).tasks[0]
+    under_test.exchange.leasing = False
     with pytest.raises(Unavailable) as refused:
-        await town.exchange.take(town.operator, everyone=True)
+        await under_test.exchange.take(under_test.operator, everyone=True)
     assert refused.value.code == "stopping"
-    assert (await town.exchange.renew(town.operator, leased.task.id, leased.lease.lease_id)).attempt == 1
+    assert (await under_test.exchange.renew(under_test.operator, leased.task.id, leased.lease.lease_id)).attempt == 1
 
 
 async def test_what_the_archive_sets_aside_is_in_the_log_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -304,9 +310,11 @@ async def test_a_wait_ends_at_its_time_and_not_at_the_next_round() -> None:
         await ledger.close()
 
 
-async def test_what_cannot_be_acted_on_is_tried_again_at_the_next_round_and_not_at_once(town: Town) -> None:
-    await town.send(deadline_in_ms=1_000)
-    town.clocks.set_wall(STEP_MS + 1)
+async def test_what_cannot_be_acted_on_is_tried_again_at_the_next_round_and_not_at_once(
+    under_test: SchedulersUnderTest,
+) -> None:
+    await under_test.send(deadline_in_ms=1_000)
+    under_test.clocks.set_wall(STEP_MS + 1)
     steps = 0
 
     class CountedSweeper(Sweeper):
@@ -316,7 +324,7 @@ async def test_what_cannot_be_acted_on_is_tried_again_at_the_next_round_and_not_
             return await super().step()
 
     running = asyncio.create_task(
-        CountedSweeper(town.ledger, town.operator.agent, log=Log(), interval_ms=3_600_000).run()
+        CountedSweeper(under_test.ledger, under_test.operator.agent, log=Log(), interval_ms=3_600_000).run()
     )
     await asyncio.sleep(0.2)
     running.cancel()

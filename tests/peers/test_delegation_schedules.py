@@ -42,7 +42,7 @@ STEPS: Final = 60
 ROLES: Final = {DelegationRole.REQUESTER: DelegationRole.PROVIDER, DelegationRole.PROVIDER: DelegationRole.REQUESTER}
 
 
-class Town:
+class PeersUnderTest:
     """Rita asks, paul works; the test is the network between them."""
 
     def __init__(self, home: Path, seed: int) -> None:
@@ -274,30 +274,30 @@ async def heard(at: PeerUnderTest, key: DelegationKey) -> int:
 
 
 async def live(home: Path, seed: int, steps: int) -> None:
-    town = Town(home, seed)
+    under_test = PeersUnderTest(home, seed)
     try:
-        await town.introduce()
+        await under_test.introduce()
         transitions = {
-            town.carry: 60,
-            town.offer: 12,
-            town.finish: 8,
-            town.cancel: 5,
-            town.replay: 8,
-            town.be_silent: 4,
-            town.again: 3,
+            under_test.carry: 60,
+            under_test.offer: 12,
+            under_test.finish: 8,
+            under_test.cancel: 5,
+            under_test.replay: 8,
+            under_test.be_silent: 4,
+            under_test.again: 3,
         }
         for _ in range(steps):
-            (transition,) = town.chance.choices(list(transitions), list(transitions.values()))
+            (transition,) = under_test.chance.choices(list(transitions), list(transitions.values()))
             await transition()
-            await town.check()
-        await town.settle()
-        await town.agree()
-        await town.again("rita")
-        await town.again("paul")
-        await town.check()
-        await town.agree()
+            await under_test.check()
+        await under_test.settle()
+        await under_test.agree()
+        await under_test.again("rita")
+        await under_test.again("paul")
+        await under_test.check()
+        await under_test.agree()
     finally:
-        await town.close()
+        await under_test.close()
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -53,7 +53,7 @@ audit: Final = CommandGroup(
 def enroll(
     call: Invocation, *, display: str, actions: tuple[str, ...], pubkey: str | None, certificate: str | None
 ) -> None:
-    """Enrol an identity and print its token. The token is shown once, and stored nowhere.
+    """Enroll an identity and print its token. The token is shown once, and stored nowhere.
 
     Put it where the agent finds it, in a file that only its owner can read:
 

@@ -56,9 +56,9 @@ SHELLS: Final = ("bash", "zsh", "fish")
 MEANING: Final = """A durable agent-to-agent exchange.
 
 `covenant serve` runs the daemon, `call` and `card` talk to other agents, and `prove` tries any A2A server. `init`,
-`doctor`, `passphrase` and `restore` work on a home without a daemon. The other commands talk to the daemon over the
-socket in its home (--home, COVENANT_HOME, else ~/.covenant) with the operator's token (--token-file, COVENANT_TOKEN,
-else operator.token in the home).
+`settings`, `doctor`, `passphrase`, `restore` and a few commands of `ledger` and `peers` work on a home without a
+daemon. The other commands talk to the daemon over the socket in its home (--home, COVENANT_HOME, else ~/.covenant) with
+the operator's token (--token-file, COVENANT_TOKEN, else operator.token in the home).
 """
 
 

@@ -59,7 +59,7 @@ def make_demo_home(folder: Path) -> Path:
 
 
 async def open_demo(daemon: Daemon) -> None:
-    """Enrols the demo's identities, and registers the agent that answers as `echo@local`."""
+    """Enrolls the demo's identities, and registers the agent that answers as `echo@local`."""
     base = daemon.base
     ledger, registry, operator = base.storage.ledger, base.access.identity_admin, base.storage.operator
     for display in (ECHO, WORKER):

@@ -277,7 +277,7 @@ class ConversationPage(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class ListMessages(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """The most requests whose messages are listed."""
+    """`limit`: the most requests whose messages are listed."""
 
     limit: ConversationLimit = CONVERSATIONS_LIMIT
 

@@ -210,7 +210,7 @@ class A2AExchange:
             raise InvalidParams("pageSize", f"1 to {PAGE_SIZE_MAX}")
         scope = self.scope(call)
         assert scope.recipient is not None
-        whose, catalogue = call.caller.tenant.name, self._catalogue
+        tenant, catalogue = call.caller.tenant.name, self._catalogue
         listing = await self._ledger.listing(
             ListQuery(
                 recipient=scope.recipient,
@@ -218,13 +218,13 @@ class A2AExchange:
                 context_id=request.context_id,
                 state=request.state,
                 moved_since_ms=request.updated_after_ms,
-                after=catalogue.cursors.open(whose, request.page_token),
+                after=catalogue.cursors.open(tenant, request.page_token),
                 limit=request.page_size,
                 artifacts=request.include_artifacts,
             )
         )
         views = tuple(view for steps in listing.tasks if (view := fold(steps)) is not None)
-        token = catalogue.cursors.seal(whose, listing.next)
+        token = catalogue.cursors.seal(tenant, listing.next)
         return TaskPage(tasks=views, total_size=listing.total, page_size=len(views), next_page_token=token)
 
     async def cancel(self, call: A2ARequest, request: CancelTask) -> TaskView:

@@ -238,7 +238,7 @@ class Delegations:
         return await self._wait_until_rest(view, None)
 
     async def pass_on(self, child: TaskId, parent: Task, decision: PersonDecision | None, message_id: str) -> TaskView:
-        """Sends a person's decision to a child, unless it is None or too late; then waits like `perform`."""
+        """Sends a person's decision to a child, unless it is None or too late; then waits until the child rests."""
         if decision is not None:
             with suppress(Conflict):
                 return await self.answer(child, parent, decision.as_parts(), message_id)

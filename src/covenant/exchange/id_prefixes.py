@@ -42,8 +42,8 @@ def choose(
     raise Conflict(code, "\n".join([heading, *listed]))
 
 
-async def find_task_id(ledger: TaskLedger, given: str, whose: TaskQuery = EVERY) -> TaskId:
-    """The id of the one task, live or finished, whose id begins with this; `whose` limits the tasks."""
+async def find_task_id(ledger: TaskLedger, given: str, among: TaskQuery = EVERY) -> TaskId:
+    """The id of the one task, live or finished, whose id begins with this; `among` limits the tasks."""
     if len(given) >= UUID_LENGTH:
         return parse_task_id(given)
     prefix = given.lower()
@@ -51,7 +51,7 @@ async def find_task_id(ledger: TaskLedger, given: str, whose: TaskQuery = EVERY)
         raise Invalid("invalid_id", "a task id must be a UUID, or the beginning of one")
     if not _DIGITS.issuperset(prefix):
         return choose(given, (), "task")
-    query = msgspec.structs.replace(whose, id=prefix, limit=CANDIDATES_MAX + 1)
+    query = msgspec.structs.replace(among, id=prefix, limit=CANDIDATES_MAX + 1)
     page = await ledger.find(query)
     found = list(page.tasks)
     while page.next is not None and len(found) <= CANDIDATES_MAX:  # a page may end early

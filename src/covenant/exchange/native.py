@@ -94,17 +94,17 @@ class Conversations:
 
     async def list(self, caller: Caller, limit: int, after: str = "") -> tuple[Sequence[Conversation], str]:
         """The open conversations, newest first, and the cursor of the next page."""
-        whose, catalogue = caller.tenant.name, self._catalogue
+        tenant, catalogue = caller.tenant.name, self._catalogue
         listing = await self._ledger.listing(
             ListQuery(
-                recipient=catalogue.identity(whose, CONVERSATIONS_ID).pubkey,
+                recipient=catalogue.identity(tenant, CONVERSATIONS_ID).pubkey,
                 state=Interruption.INPUT_REQUIRED.value,
-                after=catalogue.cursors.open(whose, after),
+                after=catalogue.cursors.open(tenant, after),
                 limit=limit,
             )
         )
         found = [_conversation(view) for steps in listing.tasks if (view := fold(steps)) is not None]
-        return found, catalogue.cursors.seal(whose, listing.next)
+        return found, catalogue.cursors.seal(tenant, listing.next)
 
     async def get(self, caller: Caller, conversation_id: str) -> Conversation:
         return _conversation(await self._view(caller, conversation_id))

@@ -103,11 +103,11 @@ class PushConfigs:
 
     async def _of_task(self, task_id: TaskId, scope: TaskScope) -> Sequence[Push]:
         """The task's configurations. Refuses a task that does not exist or is not the caller's."""
-        whose = await self._ledger.parties(task_id)
+        parties = await self._ledger.parties(task_id)
         if (
-            whose is None
-            or whose.recipient.pubkey != scope.recipient
-            or scope.sender not in (None, whose.sender.pubkey)
+            parties is None
+            or parties.recipient.pubkey != scope.recipient
+            or scope.sender not in (None, parties.sender.pubkey)
         ):
             raise unknown_task(task_id)
         return await self._ledger.pushes(task_id)

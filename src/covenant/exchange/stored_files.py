@@ -315,13 +315,13 @@ class StoredFiles:
         return tuple(blocks)
 
     async def portable(self, parts: tuple[Content, ...]) -> tuple[SentContent, ...]:
-        """Parts for another instance: with the bytes themselves. Too large files are named by their hash alone."""
+        """Parts for another instance: files with their bytes, or with their hash alone if they are too large."""
         if not any(isinstance(part, File) for part in parts):
             return cast("tuple[SentContent, ...]", parts)
         return tuple(map(_portable, await self.inlined(parts, uploads=True)))
 
     async def portable_view(self, view: TaskView) -> TaskView:
-        """The same for a task's artifacts and message."""
+        """As `portable`, for a task's artifacts and message."""
         made = [replace(each, parts=await self.portable(each.parts)) for each in view.artifacts]
         message = view.message
         if message is not None:

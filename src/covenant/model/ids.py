@@ -66,7 +66,7 @@ def parse_lease_id(value: str) -> LeaseId:
 
 def check_display(display: str) -> str:
     if len(display) > DISPLAY_LENGTH_MAX or _DISPLAY(display) is None:
-        raise Invalid("invalid_agent_id", f"invalid AgentId.display: {display[:80]!r}; write name@host")
+        raise Invalid("invalid_agent_id", f"{display[:80]!r} is not the name of an identity; write name@host")
     return display
 
 

@@ -197,7 +197,7 @@ class PeerAdmin(PeerService):
     async def _provider_of(self, named: str | None, profile: str | None) -> tuple[Peer | None, str]:
         """The peer, if one was named, and the profile.
 
-        Without a peer, the task goes to whichever can do it when it is offered.
+        Without a named peer, one that can do the task is chosen when the task is offered.
         """
         if named is None:
             placement = self._services.requester.placement

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from covenant import Agent, SyncTurn, Turn
-from covenant.agents.runtime.lost_work import LostWork
+from covenant.agents.runtime.job import Job
+from covenant.agents.runtime.lost_work import STOPPED, LostWork
 from covenant.ledger.machine.commands import SignalTask, Sweep
 from covenant.model.agent_definition import OnLost
 from covenant.model.errors import Invalid, Refusal
@@ -388,6 +389,30 @@ class _Policy(NamedTuple):
     identity: AgentId = BOB
     follows: bool = False
     agent: object = None
+
+
+async def test_work_that_its_own_turn_holds_is_held_whatever_its_words(
+    pool: PoolUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold, names = Job.hold, ["charge"]
+    monkeypatch.setattr(Job, "hold", lambda job, _: hold(job, STOPPED))
+
+    async def work(turn: Turn) -> str:
+        await turn.step(names[-1], lambda: None)
+        await turn.wait_for("go")
+        return "done"
+
+    pool.serve(work, idempotent=True, on_lost="requeue")
+    task_id = await pool.send()
+    await waiting(pool, task_id)
+    names.append("charge card")
+    await pool.ledger.commit(SignalTask(task_id=task_id, signal=Signal("go", "s1")))
+    await pool.until(task_id, lambda view: STOPPED in told(view))
+    await pool.idle()
+    await LostWork(pool.ledger, {BOB.pubkey: _Policy("requeue")}, 0).step()
+    entry = await pool.ledger.entry(task_id)
+    assert entry is not None
+    assert (entry.attempt, entry.interrupted) == (1, True)
 
 
 @pytest.mark.parametrize("on_lost", ["requeue", "fail"])

@@ -112,7 +112,7 @@ class Machine:
         return found
 
 
-class Town(NamedTuple):
+class TwoMachines(NamedTuple):
     alice: Machine
     bob: Machine
     folder: Path
@@ -138,7 +138,7 @@ class Town(NamedTuple):
 
 
 @pytest.fixture
-def town() -> Iterator[Town]:
+def pair() -> Iterator[TwoMachines]:
     one, two = (f"covp{os.getpid()}{letter}" for letter in "ab")
     made: list[str] = []
     machines: list[Machine] = []
@@ -154,7 +154,7 @@ def town() -> Iterator[Town]:
                 ip("-n", space, "link", "set", CABLE, "up")
                 machines.append(Machine(folder, name, space, address))
             try:
-                yield Town(machines[0], machines[1], folder)
+                yield TwoMachines(machines[0], machines[1], folder)
             finally:
                 for machine in machines:
                     machine.kill()
@@ -163,15 +163,15 @@ def town() -> Iterator[Town]:
             ip("netns", "delete", space)
 
 
-def test_daemons_find_each_other_by_mdns_and_delegate(town: Town) -> None:
-    alice, bob = town.alice, town.bob
+def test_daemons_find_each_other_by_mdns_and_delegate(pair: TwoMachines) -> None:
+    alice, bob = pair.alice, pair.bob
     for machine in (alice, bob):
         machine.start(mdns="true", mdns_interfaces=CABLE)
     for one, other in ((alice, bob), (bob, alice)):
         found = one.discovered("mdns", other.id)
         assert (found["url"], found["name"].split()[0]) == (other.url, other.name)
         one.add(other, found["url"])
-    town.acquainted()
+    pair.acquainted()
     answer = alice.cli("peers", "delegate", "echo", "over the cable", "--peer", "bob")
     assert answer["result"] == "echo over the cable"
 
@@ -209,8 +209,8 @@ def _key_of(machine: Machine) -> str:
     return shown.stdout.strip()
 
 
-def test_a_daemon_finds_another_in_a_domain_that_lists_it_and_calls_it_by_its_name(town: Town) -> None:
-    alice, bob = town.alice, town.bob
+def test_a_daemon_finds_another_in_a_domain_that_lists_it_and_calls_it_by_its_name(pair: TwoMachines) -> None:
+    alice, bob = pair.alice, pair.bob
     bob.start({"COVENANT_HTTP_ALLOWED_HOSTS": f"bob.{DOMAIN}"})
     alice.start()
     with listed(alice, bob) as port:
@@ -224,44 +224,44 @@ def test_a_daemon_finds_another_in_a_domain_that_lists_it_and_calls_it_by_its_na
         assert found["url"] == f"http://bob.{DOMAIN}:{PORT}"
         alice.add(bob, found["url"])
         bob.add(alice)
-        town.acquainted()
+        pair.acquainted()
         answer = alice.cli("peers", "delegate", "echo", "by name", "--peer", "bob")
         assert answer["result"] == "echo by name"
 
 
-def test_a_cable_that_is_pulled_loses_a_delegation_until_it_is_back(town: Town) -> None:
-    alice, bob = town.alice, town.bob
+def test_a_cable_that_is_pulled_loses_a_delegation_until_it_is_back(pair: TwoMachines) -> None:
+    alice, bob = pair.alice, pair.bob
     alice.start()
     bob.start()
-    town.meet()
+    pair.meet()
     which = alice.delegate("steady", "go-on", "bob")
     alice.stands(which, "running")
     ip("-n", bob.space, "link", "set", CABLE, "down")
     alice.stands(which, "lost")
     assert alice.cli("peers", "delegations")["delegations"][0]["id"] == which
-    (town.folder / "go-on").touch()
+    (pair.folder / "go-on").touch()
     until(lambda: bob.cli("peers", "delegations")["delegations"][0]["state"], lambda state: state == "completed")
     ip("-n", bob.space, "link", "set", CABLE, "up")
-    town.completed(which)
-    assert town.begun("go-on") == 1
+    pair.completed(which)
+    assert pair.begun("go-on") == 1
     until(lambda: bob.cli("peers", "show", "alice")["peer"]["waiting"], lambda waiting: waiting == {})
 
 
-def test_one_that_is_not_heard_and_hears_goes_on_when_it_is_heard_again(town: Town) -> None:
+def test_one_that_is_not_heard_and_hears_goes_on_when_it_is_heard_again(pair: TwoMachines) -> None:
     """Packets from bob to alice vanish; those from her to him arrive."""
-    alice, bob = town.alice, town.bob
+    alice, bob = pair.alice, pair.bob
     alice.start()
     bob.start()
-    town.meet()
+    pair.meet()
     which = alice.delegate("steady", "go-again", "bob")
     alice.stands(which, "running")
     ip("-n", bob.space, "route", "add", "blackhole", f"{alice.address}/32")
     alice.stands(which, "lost")
     alice.cli("peers", "offer-again", which)
     ip("-n", bob.space, "route", "delete", "blackhole", f"{alice.address}/32")
-    (town.folder / "go-again").touch()
-    town.completed(which)
-    assert town.begun("go-again") == 1
+    (pair.folder / "go-again").touch()
+    pair.completed(which)
+    assert pair.begun("go-again") == 1
 
 
 def lost_on(machine: Machine) -> int:
@@ -275,11 +275,11 @@ def lost_on(machine: Machine) -> int:
     return sum(int(each["drops"]) for each in json.loads(told.stdout))
 
 
-def test_a_line_that_loses_packets_costs_time_and_nothing_else(town: Town) -> None:
-    alice, bob = town.alice, town.bob
+def test_a_line_that_loses_packets_costs_time_and_nothing_else(pair: TwoMachines) -> None:
+    alice, bob = pair.alice, pair.bob
     alice.start()
     bob.start()
-    town.meet()
+    pair.meet()
     for machine in (alice, bob):
         # No more than two packets fit into what waits for the line; others are lost.
         shape = ("rate", "256kbit", "burst", "1600", "limit", "3200")
@@ -291,38 +291,38 @@ def test_a_line_that_loses_packets_costs_time_and_nothing_else(town: Town) -> No
     text = "x" * 20_000
     made = [alice.delegate("echo", f"{number} {text}", "bob") for number in range(5)]
     for which in made:
-        town.completed(which)
+        pair.completed(which)
     assert all(lost_on(machine) > 0 for machine in (alice, bob))
-    runs = (town.folder / "runs").read_text()
+    runs = (pair.folder / "runs").read_text()
     assert [runs.count(f"bob echo {number} ") for number in range(5)] == [1] * 5
 
 
-def test_daemons_on_two_machines_meet_as_it_is_written(town: Town) -> None:
+def test_daemons_on_two_machines_meet_as_it_is_written(pair: TwoMachines) -> None:
     """Each line is run on a machine of its own, as far as the kernel is concerned."""
-    agents = town.folder / "agents.py"
+    agents = pair.folder / "agents.py"
     agents.write_text(GUIDE_AGENTS)
     (lines,) = [block for block in re.findall(r"```sh\n(.*?)```", GUIDE, re.DOTALL) if "--http-bind-addr" in block]
-    addresses = {"192.0.2.1": town.alice.address, "192.0.2.2": town.bob.address}
+    addresses = {"192.0.2.1": pair.alice.address, "192.0.2.2": pair.bob.address}
     serving: list[subprocess.Popen[bytes]] = []
     try:
-        for line, machine in zip(lines.strip().splitlines(), (town.bob, town.alice), strict=True):
+        for line, machine in zip(lines.strip().splitlines(), (pair.bob, pair.alice), strict=True):
             for written, address in addresses.items():
                 line = line.replace(written, address)  # noqa: PLW2901
             serving.append(
                 subprocess.Popen(
                     [*machine.inside, "bash", "-c", f"exec env {line}"],
-                    cwd=town.folder,
+                    cwd=pair.folder,
                     env=environment(PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}"),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                 )
             )
-        lab, office = town.folder / "lab", town.folder / "office"
+        lab, office = pair.folder / "lab", pair.folder / "office"
         for home in (lab, office):
             until(lambda at=home: covenant("--home", str(at), "peers", "config").code, lambda code: code == 0)  # type: ignore[misc]
-        asked = ("peers", "add", f"http://{town.bob.address}:9102", "--name", "lab")
+        asked = ("peers", "add", f"http://{pair.bob.address}:9102", "--name", "lab")
         assert covenant("--home", str(office), *asked).code == 0
-        asked = ("peers", "add", f"http://{town.alice.address}:9101", "--name", "office")
+        asked = ("peers", "add", f"http://{pair.alice.address}:9101", "--name", "office")
         assert covenant("--home", str(lab), *asked).code == 0
         # Straight away: the introduction is waited for.
         did = covenant("--home", str(office), "peers", "delegate", "researcher", "the tides", "--peer", "lab")

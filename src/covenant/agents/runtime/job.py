@@ -193,7 +193,14 @@ class Job(JobBuffer):
         self.stopping = HELD
         lease_id, hold_ms = self.leased.lease.lease_id, self.limits.hold_ms
         await self.end_lease(
-            Interrupt(task_id=self.task.id, holder=self.holder, lease_id=lease_id, reason=reason, hold_ms=hold_ms)
+            Interrupt(
+                task_id=self.task.id,
+                holder=self.holder,
+                lease_id=lease_id,
+                reason=reason,
+                hold_ms=hold_ms,
+                by_agent=True,
+            )
         )
         self._stop_runner()
 

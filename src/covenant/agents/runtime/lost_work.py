@@ -118,7 +118,7 @@ class LostWork:
     async def _is_held(self, lost: QueueEntry) -> bool:
         """Whether the work's own job has held it for an operator."""
         entry = await self._ledger.entry(lost.task.id)
-        return entry is not None and entry.hold is not None and entry.hold.reason != STOPPED
+        return entry is not None and entry.hold is not None and entry.hold.by_agent
 
     async def _handle(self, agent: LossPolicy | None, entry: QueueEntry, lease_id: LeaseId) -> bool:
         """Decides about one lost lease. False: a node or an operator was faster; the next round checks again."""

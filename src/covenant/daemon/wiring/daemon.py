@@ -77,7 +77,7 @@ async def open_daemon(
 
 
 def _check_extras(settings: Settings) -> None:
-    """Before anything is opened or written."""
+    """Refuses settings whose extra is not installed. Called before anything is opened or written."""
     if settings.peers.enabled:
         for module, package in PEER_PACKAGES.items():
             if find_spec(module) is None:

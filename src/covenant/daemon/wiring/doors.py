@@ -434,7 +434,7 @@ def _allowed_hosts(http: HttpSettings) -> tuple[str, ...]:
 
 
 def _make_grpc(base: Base, admission: Admission, services: A2AServices, tls: ServerTls | None) -> GrpcCalls | None:
-    """None: switched off."""
+    """The calls over gRPC; None if gRPC is switched off."""
     settings, listeners = base.settings, base.listeners
     if listeners.grpc is None:
         return None

@@ -73,7 +73,7 @@ Routes = Mapping[str, Mapping[str, A2AOperation]]
 
 
 def _routes(**names: str) -> Routes:
-    """The routes that both versions have, and those in `names`: GETs of an operation."""
+    """The routes that both versions have. `names`: further paths, each with the operation that a GET runs."""
     push = "TaskPushNotificationConfig"
     paths: dict[str, dict[str, str]] = {
         "message:send": {"POST": "SendMessage"},

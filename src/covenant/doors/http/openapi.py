@@ -115,7 +115,7 @@ def document(
     return {
         "openapi": "3.1.0",
         "info": {
-            "title": "Covenant mailbox",
+            "title": "Covenant",
             "version": version,
             "description": "Durable tasks between agents: send, lease, report, settle, drain, repair.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},

@@ -37,7 +37,7 @@ IdempotencyKey = Annotated[
 
 
 class _Arguments(msgspec.Struct, frozen=True, gc=False, kw_only=True, forbid_unknown_fields=True):
-    """The arguments of a tool."""
+    """The base of each tool's arguments: unknown fields are refused."""
 
 
 class DiscoverAgentArguments(_Arguments, frozen=True, kw_only=True):

@@ -36,7 +36,7 @@ from covenant.seal.keys import (
     token_hash,
 )
 
-GRANTS_PER_ENROLMENT_MAX: Final = 100
+ENROLL_GRANTS_MAX: Final = 100
 SIGNATURE_LENGTH_MIN: Final = 80
 """The least length of a whole signature in base58; a shorter text is a prefix."""
 SCOPE_BYTES_MAX: Final = 8_192
@@ -95,10 +95,10 @@ class IdentityAdmin:
         """Enrolls an identity. `certificate`: the name of a certificate that stands for it, instead of a token."""
         await require_operator(self._ledger, principal, "enrolling an identity")
         check_display(display)
-        if len(actions) > GRANTS_PER_ENROLMENT_MAX:
+        if len(actions) > ENROLL_GRANTS_MAX:
             raise Invalid(
                 "invalid_limit",
-                f"an enrolment takes at most {GRANTS_PER_ENROLMENT_MAX} grants; grant the others afterwards",
+                f"`enroll` takes at most {ENROLL_GRANTS_MAX} grants; grant the others afterwards",
             )
         key, actions = self._key_and_actions(display, pubkey, actions)
         agent = AgentId(display, key)

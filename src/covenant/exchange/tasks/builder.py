@@ -126,7 +126,7 @@ def build_task(
     not_before_ms: int | None = None,
     priority: int = 0,
 ) -> Task:
-    """The task of a request, whichever door it came by.
+    """The task of a request of any door but the mailbox, whose senders send whole tasks (`wire/mailbox.SendTask`).
 
     A single plain text is the task's text, and no part. An unnamed context is named after its first task. A turn takes
     no longer than the agent's definition or kind allows, nor than `timeout_ms`. `hop` has depth and deadline."""
@@ -287,8 +287,8 @@ class KeyedIds:
         check_key(caller, key)
         unkeyed = unkeyed_id(caller, place, key)
         if self._ledger.may_know(unkeyed):
-            whose = await self._ledger.parties(unkeyed)
-            if whose is not None and (whose.sender, whose.recipient) == (sender, recipient):
+            parties = await self._ledger.parties(unkeyed)
+            if parties is not None and (parties.sender, parties.recipient) == (sender, recipient):
                 return unkeyed
         return TaskId(self._catalogue.secret_id(_scope(caller, place, key)))
 
@@ -309,8 +309,8 @@ def check_key(caller: Caller, key: str) -> None:
 
 def _scope(caller: Caller, place: str, key: str) -> str:
     tenant = caller.tenant
-    whose = f"{tenant.name}\0{tenant.keyed_since_ms}" if tenant.keyed_since_ms else tenant.name
-    return f"{whose}\0{caller.name}\0{place}\0{key}"
+    keys_of = f"{tenant.name}\0{tenant.keyed_since_ms}" if tenant.keyed_since_ms else tenant.name
+    return f"{keys_of}\0{caller.name}\0{place}\0{key}"
 
 
 def check_blocks(blocks: Sequence[Content], where: str) -> None:

@@ -22,7 +22,7 @@ from covenant.model.ids import PublicKey, TaskId
 from covenant.model.settings import Limits
 from covenant.model.task import CacheKey, Task, account_of, weigh_result
 
-Lane = OrderedDict[TaskId, int]
+FifoQueue = OrderedDict[TaskId, int]
 """Tasks with their places. Not a plain dict: after many deletions, finding its first key walks over deleted ones."""
 
 
@@ -36,51 +36,51 @@ STALE_TIMES_MAX: Final = 4_096
 """The most times of ended tasks that are kept for later, beyond as many as there are times of live tasks."""
 
 
-class PriorityLane:
-    """The tasks of one owner, ordered by rank: a lane for each priority, whose first tasks are compared."""
+class PriorityQueue:
+    """The tasks of one owner, ordered by rank: a queue for each priority, whose first tasks are compared."""
 
     __slots__ = ("_levels",)
 
-    def __init__(self, plain: Lane) -> None:
-        """`plain`: the lane of tasks without a priority."""
-        self._levels: dict[int, Lane] = {0: plain} if plain else {}
+    def __init__(self, plain: FifoQueue) -> None:
+        """`plain`: the queue of tasks without a priority."""
+        self._levels: dict[int, FifoQueue] = {0: plain} if plain else {}
 
-    def level(self, priority: int) -> Lane:
-        lane = self._levels.get(priority)
-        if lane is None:
-            lane = self._levels[priority] = OrderedDict()
-        return lane
+    def level(self, priority: int) -> FifoQueue:
+        queue = self._levels.get(priority)
+        if queue is None:
+            queue = self._levels[priority] = OrderedDict()
+        return queue
 
     def __len__(self) -> int:
         return sum(map(len, self._levels.values()))
 
     def __iter__(self) -> Iterator[TaskId]:
-        return (task_id for _, task_id in merge(*(_ranked(lane, level) for level, lane in self._levels.items())))
+        return (task_id for _, task_id in merge(*(_ranked(queue, level) for level, queue in self._levels.items())))
 
     def __delitem__(self, task_id: TaskId) -> None:
-        for priority, lane in self._levels.items():
-            if task_id in lane:
-                del lane[task_id]
-                if not lane:
+        for priority, queue in self._levels.items():
+            if task_id in queue:
+                del queue[task_id]
+                if not queue:
                     del self._levels[priority]
                 return
         raise KeyError(task_id)
 
 
-def _ranked(lane: Lane, priority: int) -> Iterator[tuple[int, TaskId]]:
-    return ((rank(place, priority), task_id) for task_id, place in lane.items())
+def _ranked(queue: FifoQueue, priority: int) -> Iterator[tuple[int, TaskId]]:
+    return ((rank(place, priority), task_id) for task_id, place in queue.items())
 
 
 class FifoQueues:
-    """First in, first out, with removal from anywhere at constant cost: a lane for each owner, and one for all.
+    """First in, first out, with removal from anywhere at constant cost: a queue for each owner, and one for all.
 
-    If any of an owner's tasks has a priority, its lane orders by rank until it is empty.
+    If any of an owner's tasks has a priority, its queue orders by rank until it is empty.
     """
 
     def __init__(self) -> None:
-        self._lanes: OrderedDict[str, Lane | PriorityLane] = OrderedDict()
+        self._queues: OrderedDict[str, FifoQueue | PriorityQueue] = OrderedDict()
         """The owner that was served last is last."""
-        self._all: Lane = OrderedDict()
+        self._all: FifoQueue = OrderedDict()
         self._place = 0
 
     def __len__(self) -> int:
@@ -93,56 +93,56 @@ class FifoQueues:
         return reversed(self._all)
 
     def enter(self, owner: str, task_id: TaskId, *, first: bool = False, priority: int = 0) -> None:
-        lane = self._lanes.get(owner)
-        if lane is None:
-            lane = self._lanes[owner] = OrderedDict()
-        if type(lane) is not OrderedDict or priority:
-            if type(lane) is OrderedDict:
-                lane = self._lanes[owner] = PriorityLane(lane)
-            assert isinstance(lane, PriorityLane)
-            lane = lane.level(priority)
+        queue = self._queues.get(owner)
+        if queue is None:
+            queue = self._queues[owner] = OrderedDict()
+        if type(queue) is not OrderedDict or priority:
+            if type(queue) is OrderedDict:
+                queue = self._queues[owner] = PriorityQueue(queue)
+            assert isinstance(queue, PriorityQueue)
+            queue = queue.level(priority)
         self._place = place = self._place + 1
-        if first and lane:
-            place = min(place, lane[next(iter(lane))])
-        lane[task_id] = self._all[task_id] = place
+        if first and queue:
+            place = min(place, queue[next(iter(queue))])
+        queue[task_id] = self._all[task_id] = place
         if first:
-            lane.move_to_end(task_id, last=False)
+            queue.move_to_end(task_id, last=False)
             self._all.move_to_end(task_id, last=False)
 
     def leave(self, owner: str, task_id: TaskId) -> None:
         del self._all[task_id]
-        lane = self._lanes[owner]
-        del lane[task_id]
-        if lane:
-            self._lanes.move_to_end(owner)
+        queue = self._queues[owner]
+        del queue[task_id]
+        if queue:
+            self._queues.move_to_end(owner)
         else:
-            del self._lanes[owner]
+            del self._queues[owner]
 
     def first(self, owner: str | None, count: int) -> list[TaskId]:
         """The oldest tasks, up to `count`."""
-        lane = self._all if owner is None else self._lanes.get(owner)
-        return list(islice(lane, count)) if lane else []
+        queue = self._all if owner is None else self._queues.get(owner)
+        return list(islice(queue, count)) if queue else []
 
     def owners(self) -> Iterator[str]:
-        return iter(self._lanes)
+        return iter(self._queues)
 
     def in_turn(self, count: int) -> list[TaskId]:
         """The oldest task of each owner, then the second of each, and so on: many of one hide no few of another."""
         found: list[TaskId] = []
-        lanes = [iter(lane) for lane in islice(self._lanes.values(), count)]
-        while lanes and len(found) < count:
-            of_round = [(task_id, lane) for lane in lanes if (task_id := next(lane, None)) is not None]
+        queues = [iter(queue) for queue in islice(self._queues.values(), count)]
+        while queues and len(found) < count:
+            of_round = [(task_id, queue) for queue in queues if (task_id := next(queue, None)) is not None]
             found += [task_id for task_id, _ in of_round]
-            lanes = [lane for _, lane in of_round]
+            queues = [queue for _, queue in of_round]
         return found[:count]
 
     def deepest(self, count: int) -> list[tuple[int, TaskId]]:
-        """The owners with the longest lanes: the length and the first task. Costs a look at each owner."""
-        longest = nlargest(count, self._lanes.values(), len)
-        return [(len(lane), next(iter(lane))) for lane in longest]
+        """The owners with the longest queues: the length and the first task. Costs a look at each owner."""
+        longest = nlargest(count, self._queues.values(), len)
+        return [(len(queue), next(iter(queue))) for queue in longest]
 
     def count(self, owner: str) -> int:
-        return len(self._lanes.get(owner, ()))
+        return len(self._queues.get(owner, ()))
 
 
 class Accounts:

@@ -167,6 +167,8 @@ class Interrupt(HolderCommand[Lease], frozen=True, gc=False, kw_only=True):
     hold_ms: int = 0
     outlook: str = ""
     """What will happen to the work, if no operator decides about it."""
+    by_agent: bool = False
+    """The work's own turn asks for the hold: another `on_lost` must not end it."""
 
 
 class Reported(msgspec.Struct, frozen=True, gc=False):

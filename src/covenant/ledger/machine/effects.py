@@ -141,7 +141,7 @@ def query_logged(before: Peer | None, peer: Peer, ts_ms: int) -> LoggedMessage |
 
 
 def forgettable(results: Iterable[Entry], retention_ms: int, now_ms: int, ages: Ages) -> list[Entry]:
-    """Those of the undrained results, the oldest first, that are older than the retention time."""
+    """The undrained results that are older than the retention time. `results`: all of them, the oldest first."""
     return list(takewhile(lambda entry: ages.age_ms(entry.updated_at_ms, now_ms) > retention_ms, results))
 
 

@@ -25,12 +25,14 @@ class EndedTurn(msgspec.Struct, frozen=True, gc=False):
     digest: str
 
 
-class Hold(msgspec.Struct, frozen=True, gc=False):
+class Hold(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Interrupted work waits `hold_ms` for an operator; 0: without limit."""
 
     since_ms: int
     hold_ms: int
     reason: str
+    by_agent: bool = False
+    """The work's own turn asked for the hold."""
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

@@ -162,7 +162,7 @@ def _returned(entry: Entry | None, event: ResultReturned, after: State, ts_ms: i
 
 
 def _interrupted(entry: Entry, event: LeaseInterrupted, after: State, ts_ms: int) -> Entry:
-    hold = Hold(ts_ms, event.hold_ms, event.reason) if event.held else None
+    hold = Hold(ts_ms, event.hold_ms, event.reason, event.by_agent) if event.held else None
     return replace(entry, state=after, events=entry.events + 1, updated_at_ms=ts_ms, interrupted=True, hold=hold)
 
 

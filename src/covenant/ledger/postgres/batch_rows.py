@@ -211,21 +211,21 @@ def _removed(prefix: str, name: str, places: Iterable[tuple[str, int]]) -> dict[
     places = list(places)
     if not places:
         return {}
-    return {f"{prefix}_{name}": list({whose: None for whose, _ in places}), f"{prefix}_place": [at for _, at in places]}
+    return {f"{prefix}_{name}": list({owner: None for owner, _ in places}), f"{prefix}_place": [at for _, at in places]}
 
 
 def taken_heads(prefix: str, name: str, places: Iterable[tuple[str, int]], floors: Floors) -> dict[str, Any]:
-    """The range of places of the first tasks that left each line, and their number: the gate counts the tasks there."""
-    lines: dict[str, list[int]] = {}
-    for whose, place in places:
-        lines.setdefault(whose, []).append(place)
-    if not lines:
+    """The range of places of the first tasks that left each queue, and how many they are: the gate counts them."""
+    queues: dict[str, list[int]] = {}
+    for owner, place in places:
+        queues.setdefault(owner, []).append(place)
+    if not queues:
         return {}
     return {
-        f"{prefix}_{name}": list(lines),
-        f"{prefix}_first": [min(floors.at(whose), *at) for whose, at in lines.items()],
-        f"{prefix}_last": [max(at) for at in lines.values()],
-        f"{prefix}_count": [len(at) for at in lines.values()],
+        f"{prefix}_{name}": list(queues),
+        f"{prefix}_first": [min(floors.at(owner), *at) for owner, at in queues.items()],
+        f"{prefix}_last": [max(at) for at in queues.values()],
+        f"{prefix}_count": [len(at) for at in queues.values()],
     }
 
 

@@ -57,7 +57,7 @@ from covenant.ledger.postgres.missing_rows import (
 )
 from covenant.ledger.postgres.peer_rows import PeerRows
 from covenant.ledger.postgres.push_rows import PushRows
-from covenant.ledger.postgres.queue_head import BatchLines, QueueHead, queue_place
+from covenant.ledger.postgres.queue_head import BatchQueues, QueueHead, queue_place
 from covenant.ledger.postgres.register_view import RegisterView
 from covenant.ledger.postgres.registers import Registers
 from covenant.ledger.postgres.stored_task import BIGINT_MAX, NOT_KEPT, Slot, column, encode_event, is_task_event
@@ -110,7 +110,7 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
         self.slots: dict[TaskId, Slot] = {}
         self._archived: dict[TaskId, Archived | None] = {}
         self._erased: set[TaskId] = set()
-        self.queue, self.results = BatchLines(), BatchLines(of_all=True)
+        self.queue, self.results = BatchQueues(), BatchQueues(of_all=True)
         # The changes to write.
         self.moved: dict[TaskId, None] = {}
         self.events: list[tuple[int, int, int, int, str, str]] = []

@@ -50,7 +50,7 @@ from covenant.ledger.postgres.database_errors import (
     refused,
     unavailable,
 )
-from covenant.ledger.postgres.fast_decisions import OpenBatch, is_simple, puts_in_line
+from covenant.ledger.postgres.fast_decisions import OpenBatch, adds_to_queue, is_simple
 from covenant.ledger.postgres.loader import Loader, decide_loaded
 from covenant.ledger.postgres.news import topics_of
 from covenant.ledger.postgres.node_runs import Joined
@@ -384,7 +384,7 @@ class BatchWriter:
             eligible = [item for item in batch if is_simple(item.command)]
             if not eligible or inputs.head is None or len(inputs.numbers) < len(batch):
                 return batch
-            fresh = self._membership.living() > 1 and any(puts_in_line(item.command) for item in eligible)
+            fresh = self._membership.living() > 1 and any(adds_to_queue(item.command) for item in eligible)
             await inputs.draw_places(connection, new=fresh)
             opened = inputs.open_batch(inputs.head, inputs.counters, fresh=fresh)
             opened.load_heads(inputs.recent, inputs.counters, [item.command for item in eligible])

@@ -52,7 +52,7 @@ def is_simple(command: Command[Any]) -> bool:
     return isinstance(command, _BY_HOLDER)
 
 
-def puts_in_line(command: Command[Any]) -> bool:
+def adds_to_queue(command: Command[Any]) -> bool:
     """Whether a command queues a task or a result: its place must be a current one."""
     return (isinstance(command, Accept) and command.starter is None) or isinstance(command, Settle)
 
@@ -89,17 +89,17 @@ class OpenBatch:
                 results[command.sender] = results.get(command.sender, 0) + command.count
         if queues or results:
             for taken, more in ((self._queues, queues), (self._results, results)):
-                for whose in more:
-                    taken[whose] = more[whose] = taken.get(whose, 0) + more[whose]
+                for owner in more:
+                    taken[owner] = more[owner] = taken.get(owner, 0) + more[owner]
             recent.load_heads(self.work, counters, queues, results)
 
     def decide(self, item: Item, recent: RecentTasks, clock: Clock, new_id: Callable[[], str]) -> bool:
-        """Decides a command from memory. False: it needs more, or a fresh place in line, or the batch is full."""
+        """Decides a command from memory. False: it needs more, or a fresh place in the queue, or the batch is full."""
         if item.is_over:
             return True
         if self.is_full:
             return False
-        if not self.fresh and puts_in_line(item.command):
+        if not self.fresh and adds_to_queue(item.command):
             return False
         if not decide_fast(self.work, item, recent, clock, new_id):
             return False

@@ -135,19 +135,19 @@ class Loader:
 
     async def queues(self, into: BatchState, wants: Sequence[WantQueue]) -> None:
         for want in wants:
-            rows = await self._line("queue", self._queue_floors, want.recipient, want.count)
+            rows = await self._read_queue("queue", self._queue_floors, want.recipient, want.count)
             into.queue.heads[want.recipient].load(_places(rows, self.entries(into, rows)), want.count)
             for row in rows:
                 into.load(WantBody(TaskId(row["task_id"])), decode_task(row["task_body"]))
 
-    async def _line(self, name: str, floors: Floors, whose: str, count: int) -> Sequence[Row]:
+    async def _read_queue(self, name: str, floors: Floors, owner: str, count: int) -> Sequence[Row]:
         """The first rows of a queue, or of a sender's results."""
-        floor = floors.look(whose)
-        rows = await self.rows(name, whose=whose, floor=floor, count=count)
+        floor = floors.look(owner)
+        rows = await self.rows(name, owner=owner, floor=floor, count=count)
         if floor != LOWEST and len(rows) < count:
-            rows = await self.rows(name, whose=whose, floor=LOWEST, count=count)
+            rows = await self.rows(name, owner=owner, floor=LOWEST, count=count)
         if rows:
-            floors.note_first(whose, rows[0]["queue_place"])
+            floors.note_first(owner, rows[0]["queue_place"])
         return rows
 
     async def recipients(self, into: BatchState, wants: Sequence[WantRecipients]) -> None:
@@ -158,7 +158,7 @@ class Loader:
             if want.sender is None:
                 rows = await self.rows("all_results", count=want.count)
             else:
-                rows = await self._line("results", self._result_floors, want.sender, want.count)
+                rows = await self._read_queue("results", self._result_floors, want.sender, want.count)
             into.results.heads[want.sender].load(_places(rows, self.entries(into, rows)), want.count)
 
     async def shared(self, into: BatchState, wants: Sequence[WantShared]) -> None:

@@ -151,7 +151,7 @@ class _Schema(NamedTuple):
 
 
 class Altered(NamedTuple):
-    """The differences, as text."""
+    """The differences between the tables and those that the migrations make, as text."""
 
     columns: list[str]
     problems: list[str]

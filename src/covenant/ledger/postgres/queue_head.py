@@ -19,7 +19,7 @@ LAG_S: Final = 1.0
 """After this time, the batches of other nodes that began before a place was seen to be first are committed, except
 stragglers."""
 LOOK_S: Final = 1.0
-LINES_MAX: Final = 20_000
+QUEUES_MAX: Final = 20_000
 LOWEST: Final = -(1 << 62)
 """Below every place. The places of high priorities may be below 0."""
 
@@ -90,10 +90,10 @@ class QueueHead:
         return count + len(self._taken)
 
 
-class BatchLines:
+class BatchQueues:
     """The queues of recipients, or the results of senders, in a batch: the loaded heads, and the changes to write.
 
-    `of_all`: there is a line of all owners, too, under None.
+    `of_all`: there is a queue of all owners, too, under None.
     """
 
     def __init__(self, *, of_all: bool = False) -> None:
@@ -103,21 +103,21 @@ class BatchLines:
         self.removed: dict[tuple[str, int], None] = {}
         self._of_all = of_all
 
-    def enter(self, whose: PublicKey, place: int, no: int, task_id: TaskId) -> None:
-        if (whose, place) in self.removed:
-            del self.removed[whose, place]
+    def enter(self, owner: PublicKey, place: int, no: int, task_id: TaskId) -> None:
+        if (owner, place) in self.removed:
+            del self.removed[owner, place]
         else:
-            self.added[whose, place] = no
-        self.heads[whose].enter(place, task_id)
+            self.added[owner, place] = no
+        self.heads[owner].enter(place, task_id)
         if self._of_all:
             self.heads[None].enter(place, task_id)
 
-    def leave(self, whose: PublicKey, place: int) -> None:
-        if (whose, place) in self.added:
-            del self.added[whose, place]
+    def leave(self, owner: PublicKey, place: int) -> None:
+        if (owner, place) in self.added:
+            del self.added[owner, place]
         else:
-            self.removed[whose, place] = None
-        self.heads[whose].leave(place)
+            self.removed[owner, place] = None
+        self.heads[owner].leave(place)
         if self._of_all:
             self.heads[None].leave(place)
 
@@ -183,29 +183,29 @@ class Floors:
         self._alone = alone
         self._floors: dict[str, _Floor] = {}
 
-    def at(self, whose: str) -> int:
-        floor = self._floors.get(whose)
+    def at(self, owner: str) -> int:
+        floor = self._floors.get(owner)
         if floor is None:
             return LOWEST
         if floor.first is not None and (self._alone() or self._clock_s() - floor.first_s >= LAG_S):
             floor.place, floor.first = floor.first, None
         return floor.place
 
-    def look(self, whose: str) -> int:
+    def look(self, owner: str) -> int:
         """As `at`, but the lowest when it is time to read the whole queue."""
-        floor = self._floors.get(whose)
+        floor = self._floors.get(owner)
         if floor is not None and self._clock_s() - floor.looked_s >= LOOK_S:
             floor.looked_s = self._clock_s()
             return LOWEST
-        return self.at(whose)
+        return self.at(owner)
 
-    def note_first(self, whose: str, place: int) -> None:
+    def note_first(self, owner: str, place: int) -> None:
         """Notes the first place of a queue."""
-        floor = self._floors.get(whose)
+        floor = self._floors.get(owner)
         if floor is None:
-            if len(self._floors) >= LINES_MAX:
+            if len(self._floors) >= QUEUES_MAX:
                 self._floors.clear()
-            floor = self._floors[whose] = _Floor(self._clock_s())
+            floor = self._floors[owner] = _Floor(self._clock_s())
         if place < floor.place:
             floor.place, floor.first = place, None
         elif floor.first is None:
@@ -213,8 +213,8 @@ class Floors:
 
     def note_added(self, places: Iterable[tuple[str, int]]) -> None:
         """Notes new places. One with a priority may be before all others."""
-        for whose, place in places:
-            floor = self._floors.get(whose)
+        for owner, place in places:
+            floor = self._floors.get(owner)
             if floor is not None:
                 floor.place = min(floor.place, place)
                 if floor.first is not None and place < floor.first:
@@ -222,5 +222,5 @@ class Floors:
 
     def note_taken(self, places: Iterable[tuple[str, int]]) -> None:
         """Notes that the first places of these queues were taken."""
-        for whose, place in dict(sorted(places)).items():
-            self.note_first(whose, place + 1)
+        for owner, place in dict(sorted(places)).items():
+            self.note_first(owner, place + 1)

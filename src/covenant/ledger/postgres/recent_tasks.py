@@ -22,14 +22,14 @@ RECENT_MAX: Final = 20_000
 BYTES_MAX: Final = 4_096
 """The largest entry that is kept: a larger one is read on demand."""
 
-Line = OrderedDict[int, TaskId]
+PlacedTasks = OrderedDict[int, TaskId]
 """A queue, or the results of a sender: tasks by place."""
 
 
 class RecentTasks:
     def __init__(self) -> None:
         self._tasks: OrderedDict[TaskId, tuple[Entry, Slot]] = OrderedDict()
-        self._lines: dict[State, dict[str, Line]] = {QUEUED: {}, SETTLED: {}}
+        self._queues: dict[State, dict[str, PlacedTasks]] = {QUEUED: {}, SETTLED: {}}
         """The queues by recipient, and the results by sender."""
 
     def get(self, task_id: TaskId) -> tuple[Entry, Slot] | None:
@@ -39,8 +39,8 @@ class RecentTasks:
 
     def clear(self) -> None:
         self._tasks.clear()
-        for lines in self._lines.values():
-            lines.clear()
+        for queues in self._queues.values():
+            queues.clear()
 
     def forget(self, task_ids: Iterable[TaskId]) -> None:
         for task_id in task_ids:
@@ -67,27 +67,27 @@ class RecentTasks:
             self._leave(*tasks.popitem(last=False)[1])
 
     def _enter(self, entry: Entry, slot: Slot) -> None:
-        found = _line(entry, slot)
+        found = _queue_of(entry, slot)
         if found is None or (entry.state is QUEUED and entry.body_on_disk):
             return
-        state, whose, place = found
-        lines = self._lines[state]
-        line = lines.setdefault(whose, OrderedDict())
-        behind = not line or place > next(reversed(line))
-        line[place] = entry.task.id
+        state, owner, place = found
+        queues = self._queues[state]
+        queue = queues.setdefault(owner, OrderedDict())
+        behind = not queue or place > next(reversed(queue))
+        queue[place] = entry.task.id
         if not behind:
-            lines[whose] = OrderedDict(sorted(line.items()))
+            queues[owner] = OrderedDict(sorted(queue.items()))
 
     def _leave(self, entry: Entry, slot: Slot) -> None:
-        found = _line(entry, slot)
+        found = _queue_of(entry, slot)
         if found is None:
             return
-        state, whose, place = found
-        line = self._lines[state].get(whose)
-        if line is not None:
-            line.pop(place, None)
-            if not line:
-                del self._lines[state][whose]
+        state, owner, place = found
+        queue = self._queues[state].get(owner)
+        if queue is not None:
+            queue.pop(place, None)
+            if not queue:
+                del self._queues[state][owner]
 
     def load_heads(
         self,
@@ -107,23 +107,23 @@ class RecentTasks:
                 work.results.heads[sender].load(rows, limit)
 
     def _head(
-        self, work: BatchState, state: State, whose: str, counted: int, count: int
+        self, work: BatchState, state: State, owner: str, counted: int, count: int
     ) -> tuple[list[tuple[int, TaskId]], int]:
-        lines = self._lines[state]
-        line = lines.get(whose)
-        if line is None:
+        queues = self._queues[state]
+        queue = queues.get(owner)
+        if queue is None:
             return [], 0
-        if len(line) != counted:
-            del lines[whose]  # another node has changed the line: it is known again once it was empty
+        if len(queue) != counted:
+            del queues[owner]  # another node has changed the queue: it is known again once it was empty
             return [], 0
-        rows = list(islice(line.items(), count))
+        rows = list(islice(queue.items(), count))
         for _, task_id in rows:
             entry, slot = self._tasks[task_id]
             work.load_entry(task_id, entry, copy(slot))
-        return rows, len(rows) + (len(rows) == len(line))
+        return rows, len(rows) + (len(rows) == len(queue))
 
 
-def _line(entry: Entry, slot: Slot) -> tuple[State, str, int] | None:
+def _queue_of(entry: Entry, slot: Slot) -> tuple[State, str, int] | None:
     if entry.state is QUEUED:
         return QUEUED, entry.task.recipient.pubkey, slot.place
     if entry.state is SETTLED and slot.settled_place is not None:

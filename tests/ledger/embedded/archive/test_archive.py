@@ -57,6 +57,7 @@ from covenant.ledger.machine.states import DRAINED, TRANSITIONS, State
 from covenant.model.content import Json, Text
 from covenant.model.errors import CovenantError, Damaged, Unavailable
 from covenant.model.ids import AgentId
+from covenant.model.rate_limits import Backoff
 from covenant.model.retry_policy import Posture
 from covenant.model.task import Cause, Ending, Lease, Result, ResultStatus
 from covenant.model.task_event import (
@@ -685,7 +686,7 @@ async def test_a_backlog_larger_than_a_batch_is_worked_off(path: Path, monkeypat
 
 @pytest.mark.parametrize("point", ["archive.apply", "archive.commit"])
 async def test_a_failed_batch_shows_and_is_tried_again(path: Path, point: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive_module, "RETRY_S_MIN", 0.01)
+    monkeypatch.setattr(archive_module, "RETRIES", Backoff(0.01, 5.0))
     recorded = Recorded()
     recorded.each([sent(1), sent(2)])
     failed = threading.Event()
@@ -713,7 +714,7 @@ async def test_a_failed_batch_shows_and_is_tried_again(path: Path, point: str, m
 async def test_while_it_fails_the_reason_is_told_and_closing_does_not_wait(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(archive_module, "RETRY_S_MIN", 3_600.0)
+    monkeypatch.setattr(archive_module, "RETRIES", Backoff(3_600.0, 3_600.0))
     recorded = Recorded()
     recorded.record(sent(1))
     async with following(path, recorded) as (archive, heard):

@@ -17,6 +17,7 @@ from covenant.ledger.embedded.archive.archive_writer import LocalWriter, WriterP
 from covenant.ledger.embedded.journal.segments import Cursor, segment_path
 from covenant.ledger.embedded.open import open_ledger
 from covenant.model.errors import CovenantError, Unavailable
+from covenant.model.rate_limits import Backoff
 from tests.ledger.embedded.recorded import Recorded, leased, sent, settled
 from tests.ledger_contract.driver import LedgerDriver
 from tests.ledger_contract.fake_clock import FakeClock
@@ -98,7 +99,7 @@ async def test_what_is_not_durable_does_not_exist_for_it(path: Path, journaled: 
 async def test_a_writer_that_was_killed_is_replaced_and_nothing_is_missing(
     path: Path, journaled: Journaled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(archive_module, "RETRY_S_MIN", 0.01)
+    monkeypatch.setattr(archive_module, "RETRIES", Backoff(0.01, 5.0))
     journaled.each([sent(1), sent(2)])
     journaled.sync(1)
     async with following(path, journaled) as archive:

@@ -36,12 +36,12 @@ from covenant.ledger.embedded.archive.apply_batch import count_rejects
 from covenant.ledger.embedded.archive.archive_file import ARCHIVE_NAME, archived_seq_of, cannot_open, open_writer
 from covenant.ledger.embedded.archive.archive_writer import CLOSE_S_MAX, ArchiveSource, ArchiveWriter, LocalWriter
 from covenant.model.errors import Unavailable
+from covenant.model.rate_limits import Backoff
 
 # A batch costs the same few calls for one record or a thousand, and a task that begins and ends in it is written once.
 # So while nobody waits for the archive, records gather for this long.
 GATHER_S: Final = 0.1
-RETRY_S_MIN: Final = 0.1
-RETRY_S_MAX: Final = 5.0
+RETRIES: Final = Backoff(0.1, 5.0)
 PACK_PAUSE_S: Final = 0.02
 
 T = TypeVar("T")
@@ -218,19 +218,19 @@ class Archive:
 
     def _follow(self) -> None:
         """Applies the records that are notified by now, despite failures, or until it must stop."""
-        target, retry_s = self.target, RETRY_S_MIN
+        target, failures = self.target, 0
         while self.archived_seq < target and not self._must_stop():
             try:
                 seq = self._apply_next()
             except Exception as error:  # noqa: BLE001  whatever it was, the batch is tried again, and the lag shows
                 self.failure = str(error) or repr(error)
                 self._serve_checkpoints()
-                if self._stopping.wait(retry_s):
+                failures += 1
+                if self._stopping.wait(RETRIES.pause(failures)):
                     return
-                retry_s = min(2 * retry_s, RETRY_S_MAX)
             else:
                 self.failure = None
-                retry_s = RETRY_S_MIN
+                failures = 0
                 self._loop.call_soon_threadsafe(self._on_batch, seq)
 
     def _must_stop(self) -> bool:

@@ -178,7 +178,9 @@ def interrupt(decide: DecisionContext, command: Interrupt) -> Lease:
     update = StatusUpdate(f"interrupted: {command.reason}; {outlook}", metadata={HOLDER_LOST: AWAITING_REPAIR})
     decide.add(TaskUpdated(command.task_id, lease.lease_id, entry.generation + 1, update))
     held_now = not command.outlook
-    decide.add(LeaseInterrupted(command.task_id, lease.lease_id, command.reason, hold_ms if held_now else 0, held_now))
+    if not held_now:
+        hold_ms = 0
+    decide.add(LeaseInterrupted(command.task_id, lease.lease_id, command.reason, hold_ms, held_now, command.by_agent))
     return lease
 
 

@@ -37,7 +37,7 @@ SELECT q.place AS queue_place, l.*, NULL AS ended_body, e.body AS task_body
 FROM queue AS q
 CROSS JOIN LATERAL (SELECT x.* FROM live AS x WHERE x.no = q.no FOR UPDATE SKIP LOCKED) AS l
 CROSS JOIN LATERAL (SELECT x.body FROM events AS x WHERE x.no = q.no AND x.n = 1 OFFSET 0) AS e
-WHERE q.recipient = :whose AND q.place >= :floor
+WHERE q.recipient = :owner AND q.place >= :floor
 ORDER BY q.place
 LIMIT :count
 FOR UPDATE OF q SKIP LOCKED
@@ -57,7 +57,7 @@ SELECT r.place AS queue_place, l.*, e.body AS ended_body
 FROM results AS r
 CROSS JOIN LATERAL (SELECT x.* FROM live AS x WHERE x.no = r.no FOR UPDATE SKIP LOCKED) AS l
 LEFT JOIN LATERAL (SELECT x.body FROM events AS x WHERE x.no = l.no AND x.n = l.ended_n OFFSET 0) AS e ON true
-WHERE r.sender = :whose AND r.place >= :floor
+WHERE r.sender = :owner AND r.place >= :floor
 ORDER BY r.sender, r.place
 LIMIT :count
 FOR UPDATE OF r SKIP LOCKED
