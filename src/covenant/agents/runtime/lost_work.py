@@ -118,7 +118,10 @@ class LostWork:
     async def _is_held(self, lost: QueueEntry) -> bool:
         """Whether the work's own job has held it for an operator."""
         entry = await self._ledger.entry(lost.task.id)
-        return entry is not None and entry.hold is not None and entry.hold.by_agent
+        hold = entry.hold if entry is not None else None
+        if hold is None:
+            return False
+        return hold.reason != STOPPED if hold.by_agent is None else hold.by_agent
 
     async def _handle(self, agent: LossPolicy | None, entry: QueueEntry, lease_id: LeaseId) -> bool:
         """Decides about one lost lease. False: a node or an operator was faster; the next round checks again."""

@@ -31,8 +31,8 @@ class Hold(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     since_ms: int
     hold_ms: int
     reason: str
-    by_agent: bool = False
-    """The work's own turn asked for the hold."""
+    by_agent: bool | None = None
+    """Whether the work's own turn asked for the hold; None: an earlier version noted it, and did not say."""
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

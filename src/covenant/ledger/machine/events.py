@@ -175,7 +175,8 @@ class LeaseInterrupted(TaskEvent, frozen=True, gc=False, tag="lease_interrupted"
     """0: without limit."""
     held: bool = False
     """The task's watchers saw that an operator decides. Earlier versions had no such update."""
-    by_agent: bool = False
+    by_agent: bool | None = None
+    """None: written by an earlier version."""
 
 
 class TaskUpdated(TaskEvent, frozen=True, gc=False, tag="task_updated"):

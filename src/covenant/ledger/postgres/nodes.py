@@ -123,7 +123,7 @@ class Membership:
         self._fresh_s = asyncio.get_running_loop().time()
         """When the last round that succeeded began: this node knows what the others wrote before."""
         self._beat_due = self._looked = False
-        """`_looked`: a round has succeeded. Before the first one, silence is no reason to refuse: a start may take long."""
+        """`_looked`: a round has succeeded. Before the first one silence refuses nothing: a start may be slow."""
         self.singletons = Singletons(node, self._is_current, self.beat_now)
         self.written = joined.seq
         """The number of this node's last batch."""
