@@ -359,6 +359,23 @@ async def test_work_cut_short_by_a_stop_is_released_or_marked_and_never_failed(
     assert endings(await pool.steps(task_id)) == []
 
 
+async def test_the_later_turns_of_a_task_leave_no_callback_in_the_ledger(
+    pool: PoolUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[object] = []
+    monkeypatch.setattr(pool.ledger, "on_erased", left.append)
+
+    async def asks(turn: Turn) -> AsyncIterator[Any]:
+        yield turn.need_input("more?") if turn.text == "go" else "done"
+
+    pool.serve(asks)
+    task_id = await pool.send()
+    await pool.parked(task_id)
+    await pool.say(task_id, "more")
+    await pool.ended(task_id)
+    assert left == []
+
+
 async def test_a_stop_ends_an_endless_cleanup_and_keeps_what_the_agent_had_decided(ledger: Ledger) -> None:
     cleaning = asyncio.Event()
 

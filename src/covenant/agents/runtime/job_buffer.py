@@ -24,7 +24,7 @@ from covenant.agents.runtime.model_calls import ModelCalls
 from covenant.exchange.delegation import Delegations
 from covenant.exchange.native import earlier_messages, kept_files
 from covenant.exchange.stored_files import StoredFiles
-from covenant.exchange.tasks.reader import PAGE, TaskReader
+from covenant.exchange.tasks.reader import PAGE, read_past
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.machine.commands import Advance, Advanced, LeasedTask, Renew
 from covenant.model.errors import OUTCOME_UNKNOWN, Invalid, Refusal, Unavailable
@@ -394,7 +394,7 @@ class JobBuffer:
 
     async def view(self) -> TaskView | None:
         """The task in its current state, with the messages of earlier turns."""
-        return (await TaskReader(self._ledger).past(self.task.id)).view()
+        return (await read_past(self._ledger, self.task.id)).view()
 
 
 def _comparable(update: object) -> bytes:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import msgspec
 
@@ -42,7 +42,24 @@ PAGE: Final = 1_000
 """Steps that are read at once."""
 
 
+async def read_past(
+    ledger: TaskLedger, task_id: TaskId, through: int | None = None, *, scope: TaskScope = ANY
+) -> TaskViewBuilder:
+    """All durable steps, folded, or only those up to a generation. None of a task outside the scope."""
+    builder = TaskViewBuilder()
+    while through is None or builder.generation < through:
+        limit = PAGE if through is None else min(PAGE, through - builder.generation)
+        steps = await ledger.steps(task_id, builder.generation, limit, scope)
+        for step in steps:
+            builder.add(step)
+        if len(steps) < limit:
+            break
+    return builder
+
+
 class TaskReader:
+    """Caches ended tasks, until tasks are erased: a service has one for its whole life."""
+
     def __init__(self, ledger: TaskLedger) -> None:
         self._ledger = ledger
         self._cache: OrderedDict[TaskId, TaskView] = OrderedDict()
@@ -66,17 +83,11 @@ class TaskReader:
         lost = entry is not None and entry.holder_lost(self._ledger.alive)
         return msgspec.structs.replace(view, holder_lost=True) if lost else view
 
-    async def past(self, task_id: TaskId, through: int | None = None, *, scope: TaskScope = ANY) -> TaskViewBuilder:
-        """All durable steps, folded, or only those up to a generation. None of a task outside the scope."""
-        builder = TaskViewBuilder()
-        while through is None or builder.generation < through:
-            limit = PAGE if through is None else min(PAGE, through - builder.generation)
-            steps = await self._ledger.steps(task_id, builder.generation, limit, scope)
-            for step in steps:
-                builder.add(step)
-            if len(steps) < limit:
-                break
-        return builder
+    def past(
+        self, task_id: TaskId, through: int | None = None, *, scope: TaskScope = ANY
+    ) -> Coroutine[Any, Any, TaskViewBuilder]:
+        """See `read_past`."""
+        return read_past(self._ledger, task_id, through, scope=scope)
 
     async def follow(
         self,

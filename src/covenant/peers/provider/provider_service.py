@@ -22,7 +22,7 @@ import msgspec
 
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.tasks.builder import build_task, check_message, check_size
-from covenant.exchange.tasks.reader import TaskReader
+from covenant.exchange.tasks.reader import read_past
 from covenant.ledger.machine.commands import Accept, Cancel
 from covenant.ledger.machine.peer_commands import DelegationChanges, ReceivedFromPeer, ReceiveFromPeer, SendToPeer
 from covenant.model.a2a_requests import Message
@@ -301,7 +301,7 @@ class Provider(PeerService):
         """Why an offer whose id is known is not answered as before: it was rejected, or is about other work."""
         if known.state is REJECTED:
             return OfferRejected(msgspec.convert(known.code, RejectCode), known.reason or "", known.retry_after_ms)
-        view = (await TaskReader(self._ledger).past(known.task_id, 1)).view()
+        view = (await read_past(self._ledger, known.task_id, 1)).view()
         if view is None:
             return OfferRejected("expired", FORGOTTEN)
         asked = (known.profile, view.task.parts or (Text(view.task.intent_text),))
