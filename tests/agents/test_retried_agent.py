@@ -1,5 +1,6 @@
 """Retries of a definition: which failures of programs and models begin a turn again, how often, and what they cost."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -8,12 +9,14 @@ from pydantic_ai.exceptions import ModelHTTPError
 from covenant.agents.model.pydantic_agent import retry_reason
 from covenant.agents.process_agent import ProcessAgent
 from covenant.agents.retried_agent import RetriedAgent
+from covenant.agents.runtime.job import Job
 from covenant.model.agent_definition import Retries, RetryPauses, read_agent_definition
 from covenant.model.errors import Invalid
 from covenant.model.task_view import TaskState
-from tests.agents.pool_under_test import PoolUnderTest, statuses, told
+from tests.agents.pool_under_test import HOUR_MS, PoolUnderTest, statuses, time_out, told
 from tests.agents.runtime.steps_under_test import swept
 from tests.agents.test_process_agent import program
+from tests.waits import BOUND_S
 
 FAST = RetryPauses(first=0.01, longest=0.02, jitter=0)
 FAILS = {
@@ -26,6 +29,34 @@ USED = "say('usage', usage={'tokens': 7}); turn = json.load(sys.stdin)\n"
 
 def retried(body: ProcessAgent, **terms: Any) -> RetriedAgent:
     return RetriedAgent(body, Retries(backoff=FAST, **terms))
+
+
+class FailsAndCleansUp:
+    """Fails, and cleans up without end."""
+
+    def __init__(self) -> None:
+        self.cleaning = asyncio.Event()
+
+    async def run(self, job: Job) -> None:
+        job.fail("no luck", reason="failed")
+        self.cleaning.set()
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("in_time", [True, False])
+async def test_a_stop_in_the_cleanup_of_a_failure_leaves_the_task_its_attempts(
+    pool: PoolUnderTest, *, in_time: bool
+) -> None:
+    body = FailsAndCleansUp()
+    pool.serve(RetriedAgent(body, Retries(backoff=FAST, retry_on=("failed",))), timeout_ms=HOUR_MS)
+    task_id = await pool.send()
+    await asyncio.wait_for(body.cleaning.wait(), BOUND_S)
+    if in_time:
+        await pool.cut_short()
+        assert statuses(await pool.steps(task_id)) == ["no luck; attempt 2 begins in 0.01 s"]
+    else:
+        time_out(pool.workers)
+        assert (await pool.ended(task_id)).state is TaskState.FAILED
 
 
 @pytest.mark.parametrize("reason", FAILS)

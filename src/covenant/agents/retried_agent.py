@@ -29,8 +29,10 @@ class RetriedAgent:
     async def run(self, job: Job) -> None:
         lease = job.leased.lease
         await recall_attempts(job)
-        await self._body.run(job)
-        job.retry_failed(self._policy.pause_s(lease.attempt, chance_of(lease.lease_id)), self._retry_on)
+        try:
+            await self._body.run(job)
+        finally:  # also if the daemon stops while the body cleans up after its failure
+            job.retry_failed(self._policy.pause_s(lease.attempt, chance_of(lease.lease_id)), self._retry_on)
 
 
 async def recall_attempts(job: Job) -> None:

@@ -260,8 +260,11 @@ class Job(JobBuffer):
             self.ended = self._mute = True
 
     def retry_failed(self, pause_s: float | None, retry_on: Collection[str]) -> None:
-        """Begins again after a failure for one of these reasons. `pause_s` None: this was the last attempt."""
-        if self.over:
+        """Begins again after a failure for one of these reasons. `pause_s` None: this was the last attempt.
+
+        A job that was failed without its agent, as after its time, does not begin again.
+        """
+        if self.over or self.stopping not in (None, DAEMON_STOPS):
             return
         if pause_s is None and self._retry is not None:
             text, self._retry, self.ended = self._retry[1], None, False
