@@ -85,7 +85,7 @@ def count(everything: list[Module]) -> list[Row]:
     named = [module for module in everything if module.path.stem != "__init__"]
     return [
         Row("modules", len(found), 374),
-        Row("lines", sum(module.lines for module in found), 87_150),
+        Row("lines", sum(module.lines for module in found), 87_100),
         _repeated("module names in several packages", ((module.stem, module.name) for module in named), 12),
         _repeated(
             "public class names defined several times",

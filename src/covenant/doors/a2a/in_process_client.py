@@ -68,6 +68,8 @@ class InProcessExchange(HttpExchange):
         self.end_body()
 
     def answer(self, status: int, headers: tuple[Header, ...], body: bytes) -> None:
+        if self.begun:
+            raise RuntimeError("this request has an answer already")
         self.begun = True
         if not self.disconnected:  # an answer is the first in the queue, so there is room for both
             start = {"type": "http.response.start", "status": status, "headers": (*headers, *self._more_headers)}
@@ -105,7 +107,7 @@ class _Answer(httpx2.AsyncByteStream):
         while more:
             message = await self._exchange.messages.get()
             if message is None:
-                return
+                raise httpx2.RemoteProtocolError("the door failed before the end of its answer")
             if message.get("body"):
                 yield message["body"]
             more = message.get("more_body", False)
