@@ -43,7 +43,8 @@ def test_whoever_takes_a_peers_address_gets_neither_its_trust_nor_its_letters(pa
     refused = alice.call("POST", "/peers/vera/verify", {})
     assert (refused.status, refused.code) == (409, "identity_changed")
     assert alice.delegation(offered)["delegation"]["state"] == "offered"
-    assert "identity_changed" in alice.peer("vera")["waiting"]["failure"]
+    waiting = until(lambda: alice.peer("vera")["waiting"], lambda found: "failure" in found)
+    assert "identity_changed" in waiting["failure"]
     assert "identity_changed" in alice.run("peers", "list").out
     assert (evil.get("/delegations")["delegations"], evil.get("/messages")["messages"]) == ([], [])
     # Back at its place, it is itself again, and has what waited for it.
